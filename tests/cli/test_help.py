@@ -45,7 +45,10 @@ def test_help_is_whole(words):
     assert usage == f"Usage: transfer {words} [OPTIONS] {rest}".replace("  ", " ").strip()
     assert not re.search(r"<\w", text), "a type of Python stands in it"
     flat = " ".join(text.split())
-    assert "Exit codes: 0 success, 1 an error, 2 wrong usage, 3 a time-out, 130 Ctrl-C." in flat
+    assert (
+        "Exit codes: 0 success, 1 an error, 2 wrong usage or an address in use, 3 a time-out, 130 Ctrl-C."
+        in flat
+    )
     for one in command.params:
         name, takes = one.opts[-1], not getattr(one, "is_flag", False) and not getattr(one, "count", False)
         if one.param_type_name == "option" and takes and not getattr(one, "hidden", False):

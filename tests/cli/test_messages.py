@@ -225,6 +225,17 @@ def test_replies_are_printed(opened, start):
     assert req.end()[:2] == (0, b"one\ntwo\n")
 
 
+def test_an_unreadable_array_is_found_before_anything_is_sent(opened, run, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(3))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    pull = opened(transfer.PULL)
+    code, _, said = run("push", "-c", pull.last_endpoint, tmp_path / "a.npy", tmp_path / "objects.npy")
+    assert code == 2 and "objects.npy" in said and "array of numbers" in said
+    pull.rcvtimeo = 200
+    with pytest.raises(transfer.Again):
+        pull.recv()
+
+
 def test_confirm_fails_when_nobody_takes_the_messages(opened, run):
     pull = opened(transfer.PULL)  # it never receives
     code, _, said = run("push", "--connect", pull.last_endpoint, "-d", "x", "--confirm", "--timeout", 0.5)

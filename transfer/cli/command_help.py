@@ -12,7 +12,9 @@ _FORMS = {
     "SIZE": "SIZE: bytes, such as 1500000, 64MiB or 1.5G.",
     "TIME": "TIME: seconds, such as 90, or with a unit: 200ms, 15m, 12h or 7d.",
 }
-_EXIT_CODES = "Exit codes: 0 success, 1 an error, 2 wrong usage, 3 a time-out, 130 Ctrl-C."
+_EXIT_CODES = (
+    "Exit codes: 0 success, 1 an error, 2 wrong usage or an address in use, 3 a time-out, 130 Ctrl-C."
+)
 
 
 class _WithForms:

@@ -36,7 +36,8 @@ class Inputs:
     _sources: tuple[Path, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for missing files and options that contradict, before anything is sent."""
+        """Raises UsageError for missing files and options that contradict, and what `load` raises, before
+        anything is sent."""
         ways = [way for way in ("lines", "whole", "chunk") if getattr(self, way) not in (False, None)]
         if len(ways) > 1:
             raise UsageError(f"--{ways[0]} and --{ways[1]} contradict", hint="give one of them")
@@ -44,6 +45,8 @@ class Inputs:
             if path != STDIN and not path.is_file():
                 what = f"{path} is no file" if path.exists() else f"there is no file {path}"
                 raise UsageError(what, hint="name files, or - for standard input")
+            if self._has_tensors(path):
+                _read_tensors(path)  # only maps it: an unreadable one is found before the others are sent
         sources = tuple(self.files) or (() if self.texts else (STDIN,))
         if self.repeat > 1 and STDIN in sources:
             raise UsageError(
@@ -75,11 +78,14 @@ class Inputs:
         elif self.lines or self.chunk is not None:
             with path.open("rb") as file:
                 yield from self._split(file, lines=self.lines)
-        elif path.suffix in (".npy", ".safetensors"):
+        elif self._has_tensors(path):
             yield _read_tensors(path)
         else:
             data = path.read_bytes()
             yield InputMessage(data, len(data))
+
+    def _has_tensors(self, path: Path) -> bool:
+        return path.suffix in (".npy", ".safetensors") and not self.lines and self.chunk is None
 
     def _split(self, file: BinaryIO, *, lines: bool) -> Iterator[InputMessage]:
         if self.chunk is not None:

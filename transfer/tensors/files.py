@@ -118,7 +118,8 @@ def _load_npy(name: str, like: Any) -> Any:
         try:
             array = numpy.load(name, allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise NotATensor(f"{name}: {error}") from error
+            hint = "save an array of numbers: arrays of objects and broken files hold no tensor"
+            raise NotATensor(f"{name}: {error}", hint=hint) from error
     array = array.view(numpy.ndarray)
     builder = builder_for(like)
     if builder is NUMPY:
