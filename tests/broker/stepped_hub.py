@@ -16,7 +16,21 @@ from transfer.log import Log
 EVERYTHING = pattern(Kind.PREFIX, "")
 
 
-class SteppedHub:
+class StepsLoop:
+    """Runs `loop`, a little at a time."""
+
+    def turn(self, seconds=0.0):
+        self.loop.call_later(seconds, self.loop.stop)
+        self.loop.run_forever()
+
+    def until(self, condition):
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "it does not happen"
+            self.turn(0.0002)
+
+
+class SteppedHub(StepsLoop):
     """hub, store, log, loop; letters: the dead ones, by (topic, group, offset)."""
 
     def __init__(
@@ -51,16 +65,6 @@ class SteppedHub:
         self.publish(topic, payload, answers.append)
         self.until(lambda: answers)
         assert answers == [None]
-
-    def turn(self, seconds=0.0):
-        self.loop.call_later(seconds, self.loop.stop)
-        self.loop.run_forever()
-
-    def until(self, condition):
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline, "it does not happen"
-            self.turn(0.0005)
 
     def close(self):
         self.hub.close()

@@ -13,6 +13,7 @@ import zlib
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.broker.stepped_hub import StepsLoop
 from transfer.broker.net import connection_group
 from transfer.broker.net.connection import LARGEST_FRAME, Connection
 from transfer.broker.net.connection_group import ConnectionGroup
@@ -84,7 +85,7 @@ class Peer(Connection):
         return [b"".join(one) if isinstance(one, list) else bytes(one) for one in self.got]
 
 
-class Turns:
+class Turns(StepsLoop):
     """A loop that is run turn by turn."""
 
     def __init__(self):
@@ -104,16 +105,6 @@ class Turns:
         line = kind(self.lines, ours)
         self.left.append((line, theirs))
         return line, theirs
-
-    def turn(self, seconds=0.0):
-        self.loop.call_later(seconds, self.loop.stop)
-        self.loop.run_forever()
-
-    def until(self, condition):
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline, "it does not happen"
-            self.turn(0.0002)
 
     def close(self):
         for line, theirs in self.left:

@@ -62,18 +62,6 @@ def test_several_within_several_is_refused():
         decode_several(decode(encode_several(Op.SEVERAL, [(inner, 0)])), 0)
 
 
-@pytest.fixture
-def broker(tmp_path):
-    with running(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-def client(broker):
-    with BrokerClient(broker.endpoints["requests"], timeout=10) as client:
-        yield client
-
-
 def test_many_topics_at_once(broker, client):
     topics = [f"t{number}" for number in range(50)]
     consumers = [client.consume(topic, "g") for topic in topics]

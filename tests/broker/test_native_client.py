@@ -16,18 +16,6 @@ from transfer.transports.errors import Again, ArgumentError, Broken, Closed, Tra
 FREE = "tcp://127.0.0.1:0"
 
 
-@pytest.fixture
-def broker(tmp_path):
-    with running(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-def client(broker):
-    with BrokerClient(broker.endpoints["requests"], timeout=10) as client:
-        yield client
-
-
 def test_a_broker_that_is_gone_is_broken(tmp_path):
     with running(tmp_path) as broker:
         client = BrokerClient(broker.endpoints["requests"], timeout=20)

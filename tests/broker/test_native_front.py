@@ -34,12 +34,6 @@ def broker(tmp_path):
 
 
 @pytest.fixture
-def client(broker):
-    with BrokerClient(broker.endpoints["requests"], timeout=10) as client:
-        yield client
-
-
-@pytest.fixture
 def sockets():
     with transfer.Context() as context:
 

@@ -39,18 +39,6 @@ class Peer(TtpPeer):
         self.socket = socket.create_connection(("127.0.0.1", broker.ports["ttp"]), 20)
 
 
-@pytest.fixture
-def client(broker):
-    with BrokerClient(broker.endpoints["requests"], timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(broker):
-    with program(broker.endpoints["requests"]) as raw:
-        yield raw
-
-
 # -- what comes is what was sent -------------------------------------------------------------------------
 
 

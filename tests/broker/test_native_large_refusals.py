@@ -15,24 +15,6 @@ from transfer.broker.protocols.native_pieces import Part, Place, pack_parts
 GRANT = 16 * MIB
 
 
-@pytest.fixture
-def broker(tmp_path):
-    with running(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-def client(broker):
-    with BrokerClient(broker.endpoints["requests"], timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(broker):
-    with program(broker.endpoints["requests"]) as raw:
-        yield raw
-
-
 MOST = NativeSettings().largest_in_pieces
 
 
