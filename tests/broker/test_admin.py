@@ -91,7 +91,7 @@ def test_replay_purge_and_quarantine(stores, client):
     quarantine |= {"id": "msg-6", "headers": {"codec": "raw"}, "tenant": "acme"}
     assert client.post("dlq/dead-letter", payload_base64=encoded, **quarantine)[0] == 201
     assert stores.operator.inspect("msg-6", "acme")[0].payload == b"\xff"
-    assert [one[0] for one in stores.told()] == ["replay", "purge", "dead_letter", "dead_letter"]
+    assert [one[0] for one in stores.audit_events()] == ["replay", "purge", "dead_letter", "dead_letter"]
 
 
 def test_events_are_found(stores, client):
@@ -178,7 +178,7 @@ def test_wrong_bodies_are_refused_and_nothing_is_done(stores, client, members):
     stores.add(0)
     status, told = client.post("dlq/purge", **members)
     assert (status, told["error"]) == (400, "bad_request")
-    assert stores.letters.count() == 1 and stores.told() == []
+    assert stores.letters.count() == 1 and stores.audit_events() == []
 
 
 @pytest.mark.parametrize(
