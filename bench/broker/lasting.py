@@ -80,7 +80,7 @@ def idle_ttp(place: Place) -> Sample:
 
 def idle_native(place: Place) -> Sample:
     """Measures DEALERs of transfer's native front, over TCP as from other machines."""
-    return _idle(place, "own")
+    return _idle(place, "native")
 
 
 def _idle(place: Place, kind: str) -> Sample:

@@ -42,7 +42,7 @@ def test_how_clients_are_made(broker):
     sessions = ("consumer_id: text", "capabilities: None", "session_id: None text", "heartbeat: huge")
     ttp = ("name: text", "heartbeat: huge", "largest: huge")
     assert_refused(
-        Case("own", BrokerClient, {"endpoint": own, "timeout": 0.5}, (*TAKEN, *ENDLESS, "reconnect")),
+        Case("native", BrokerClient, {"endpoint": own, "timeout": 0.5}, (*TAKEN, *ENDLESS, "reconnect")),
         Case("ttp", TtpClient, {**at, "port": broker.ports["ttp"]}, (*ports, *ttp)),
         Case("pybroker", PyBrokerClient, {**at, "port": broker.ports["pybroker"]}, ports),
         Case("rqueue", RqueueClient, {**at, "port": broker.ports["rqueue"]}, ports),

@@ -10,7 +10,7 @@ import transfer.sockets.socket
 from tests.arguments.wrong_calls import KINDS
 from tests.sockets.conftest import context, core  # noqa: F401 - fixtures
 from transfer import DEALER, PUSH, OptionError, zmq
-from transfer.sockets.options import CORE, OPTIONS
+from transfer.sockets.options import CORE, ONE_TYPE, OPTIONS
 
 #: of each wrong kind one, besides those of calls
 WRONG = {**KINDS, "1.5": 1.5, "bytes": b"1", "digits": "1", "True": True, "array": numpy.zeros(2)}
@@ -39,12 +39,12 @@ for endless in ENDLESS:
 def ways(socket):
     yield lambda name, value: setattr(socket, name, value)
     yield socket.set
-    yield lambda name, value: socket.context.socket(DEALER, **{name: value})
+    yield lambda name, value: socket.context.socket(socket.type, **{name: value})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_value(context, name):  # noqa: F811
-    socket = context.socket(DEALER)
+    socket = context.socket(ONE_TYPE.get(name, DEALER))
     before, found = socket.get(name), []
     for way in ways(socket):
         for kind in WRONG.keys() - TAKEN.get(name, set()):
@@ -62,6 +62,15 @@ def test_a_wrong_value(context, name):  # noqa: F811
     assert socket.get(name) == before
     for kind in TAKEN.get(name, ()):
         socket.set(name, WRONG[kind])
+
+
+@pytest.mark.parametrize("name", ONE_TYPE)
+def test_an_option_of_another_type_of_socket(context, name):  # noqa: F811
+    socket = context.socket(PUSH)
+    for way in ways(socket):
+        with pytest.raises(OptionError, match=f"{name} is an option of {ONE_TYPE[name].name}, .* a PUSH"):
+            way(name, True)
+    assert context.socket(ONE_TYPE[name], **{name: True}).get(name) is True
 
 
 @pytest.mark.parametrize(

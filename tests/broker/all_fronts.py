@@ -33,7 +33,7 @@ def all_fronts(folder, **changes):
 
 
 def place(broker, front):
-    """(host, port) of a front, or of one of the sockets of "own" and "abtp"."""
+    """(host, port) of a front, or of one of the sockets of "native" and "abtp"."""
     if front in broker.ports:
         return HERE, broker.ports[front]
     return HERE, int(broker.endpoints[front].rpartition(":")[2])
@@ -56,7 +56,7 @@ def clients(broker):
         AbtpProducer(broker.endpoints["abtp router"]) as maker,
     ):
         yield {
-            "own": program.publish,
+            "native": program.publish,
             "ttp": lambda topic, data: trainer.publish(topic, data, wait=True),
             "pybroker": files.publish,
             "rqueue": queue.publish,

@@ -39,7 +39,7 @@ def main(folder: str, descriptors: int, identities: str = "") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     settings = replace(
         ANYWHERE,
-        own=NativeSettings(FREE, FREE, FREE),
+        native=NativeSettings(FREE, FREE, FREE),
         abtp=AbtpEndpoints(FREE, FREE),
         http=0,
         spool=FREE,

@@ -17,7 +17,7 @@ from transfer.transports.security.settings import Security
 FREE = "tcp://127.0.0.1:0"
 #: all fronts that need no optional library, each on a free port
 ANYWHERE = Settings(
-    own=NativeSettings(FREE, FREE, FREE), ttp=0, pybroker=0, rqueue=0, http=None, spool=None, abtp=None
+    native=NativeSettings(FREE, FREE, FREE), ttp=0, pybroker=0, rqueue=0, http=None, spool=None, abtp=None
 )
 
 

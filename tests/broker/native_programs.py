@@ -119,5 +119,5 @@ def program(endpoint):
 def quiet(broker):
     """Nothing is on its way, and nothing is kept of what was broken off."""
     wait_for(lambda: not broker.hub._uploads and not broker.hub._writer.open)
-    assert not broker.fronts["own"]._sockets[0].arrivals.open
+    assert not broker.fronts["native"]._sockets[0].arrivals.open
     return True

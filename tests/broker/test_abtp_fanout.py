@@ -93,7 +93,7 @@ def test_large_messages_that_come_in_pieces(broker):
 
 
 def test_what_is_too_large_for_the_pub_socket(tmp_path):
-    with running(tmp_path, largest=1000) as broker, subscribed(broker, "") as subscriber:
+    with running(tmp_path, max_payload=1000) as broker, subscribed(broker, "") as subscriber:
         broker.call(broker.hub.publish, foreign("t", b"x" * 1001))
         broker.call(broker.hub.publish, foreign("kept.t", b"y" * 1001))
         broker.call(broker.hub.publish, foreign("t", b"x" * 1000))

@@ -91,7 +91,7 @@ def test_peers_with_one_identity_flood_and_close(tmp_path, scheme):
 @contextmanager
 def in_this_process(folder):
     abtp = AbtpEndpoints(f"tcp://{HERE}:0", f"tcp://{HERE}:0")
-    with running(folder, own=None, ttp=None, pybroker=None, rqueue=None, abtp=abtp) as broker:
+    with running(folder, native=None, ttp=None, pybroker=None, rqueue=None, abtp=abtp) as broker:
         yield broker, broker.endpoints["abtp router"]
 
 

@@ -119,7 +119,7 @@ def test_one_who_changes_subscriptions_fast_gets_all_of_them(tmp_path, monkeypat
     monkeypatch.setattr(abtp_subscription_limits, "MAX_BURST", 100)
     abtp = AbtpEndpoints(FREE, FREE)
     with (
-        running(tmp_path, own=None, abtp=abtp) as broker,
+        running(tmp_path, native=None, abtp=abtp) as broker,
         zmq.Context() as context,
         context.socket(zmq.SUB) as sub,
     ):
@@ -137,7 +137,7 @@ def test_one_who_changes_subscriptions_fast_gets_all_of_them(tmp_path, monkeypat
 def test_a_flood_ends_its_own_connection(tmp_path, caplog):
     abtp = AbtpEndpoints(FREE, FREE)
     with (
-        running(tmp_path, own=None, abtp=abtp) as broker,
+        running(tmp_path, native=None, abtp=abtp) as broker,
         zmq.Context() as context,
         context.socket(zmq.SUB) as good,
     ):

@@ -62,7 +62,7 @@ def test_others_are_not_refused():
 
 
 def test_what_is_for_another_day_leaves_room_for_today():
-    admission = Admission(AdmissionLimits(max_queued_direct=5, longest_delay=10.0))
+    admission = Admission(AdmissionLimits(max_queued_direct=5, max_delay=10.0))
     for _ in range(3):
         assert admission.refuses("a", "c", "t", 10.0) is None
         admission.waits("a", "c", "t", later=True)

@@ -184,7 +184,7 @@ def test_who_stalls_is_dropped_and_its_share_is_free(tmp_path, protocol):
     with single_front(tmp_path, FRONTS[protocol]) as broker, connect(broker.port) as peer:
         peer.sendall(PROTOCOLS[protocol](2 * MIB) + b"begun")
         broker.until(lambda: broker.hub.announced.nbytes == 2 * MIB - 5)
-        broker.tick(PublishingSettings().stalled + 1)
+        broker.tick(PublishingSettings().stall_timeout + 1)
         assert is_closed(peer) and broker.front.counters["stalled"] == 1
         broker.until(lambda: broker.hub.announced.nbytes == 0)
 

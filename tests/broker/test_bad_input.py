@@ -23,8 +23,8 @@ HUGE = 1 << 50
 #: bytes that the process may grow by while lengths are announced that nobody sends
 LITTLE = 64 << 20
 LIMITS = {
-    "pybroker_limits": PyBrokerSettings(largest=1 << 20),
-    "rqueue_limits": RqueueSettings(largest=1 << 20),
+    "pybroker_limits": PyBrokerSettings(max_payload=1 << 20),
+    "rqueue_limits": RqueueSettings(max_payload=1 << 20),
 }
 
 

@@ -38,7 +38,7 @@ class Site:
         self._run = ExitStack()
 
     def start(self):
-        self.broker = self._run.enter_context(running(self.folder, own=self.own))
+        self.broker = self._run.enter_context(running(self.folder, native=self.own))
         self.client = self._run.enter_context(BrokerClient(self.broker.endpoints["requests"]))
         return self.broker
 
@@ -79,7 +79,7 @@ def test_a_backup_that_is_put_back(site, tmp_path, more, begin):
         backup = backed_up(site, tmp_path)
         publish(site.client, "t", range(50, 100))
         assert received(sub, 50) == {"t": list(range(50, 100))}
-        endpoint = f"{site.own.subscriptions}?begin={begin}"
+        endpoint = f"{site.native.subscriptions}?begin={begin}"
         sub.disconnect(sub.last_endpoint)
         restore(site, backup)
         publish(site.client, "t", range(1000, 1000 + more))
@@ -203,9 +203,9 @@ def test_one_socket_connects_once_to_a_broker(context, site):
     assert received(sub, 3) == {"t": [0, 1, 2]}
     for query in ("begin=old", "begin=new", "policy=prefer&begin=old"):
         with pytest.raises(AddressError, match="is connected already"):
-            sub.connect(f"{site.own.subscriptions}?{query}")
+            sub.connect(f"{site.native.subscriptions}?{query}")
     sub.disconnect(sub.last_endpoint)
-    sub.connect(f"{site.own.subscriptions}?begin=new")
+    sub.connect(f"{site.native.subscriptions}?begin=new")
 
 
 def test_another_way_to_the_same_broker_stands_by(context, site, caplog):
@@ -213,7 +213,7 @@ def test_another_way_to_the_same_broker_stands_by(context, site, caplog):
     sub = subscribed(context, site.broker, reconnect_ivl=5, reconnect_ivl_max=20)
     assert received(sub, 3) == {"t": [0, 1, 2]}
     first = sub.last_endpoint
-    sub.connect(f"{site.own.subscriptions.replace('127.0.0.1', 'localhost')}?begin=old")
+    sub.connect(f"{site.native.subscriptions.replace('127.0.0.1', 'localhost')}?begin=old")
     assert eventually(lambda: sub._links.state.counts.get("handshake:duplicate_log", 0) > 1)
     publish(site.client, "t", range(3, 6))
     assert received(sub, 3) == {"t": [3, 4, 5]}
@@ -235,7 +235,7 @@ def test_a_copy_while_the_original_runs(site, tmp_path):
             assert received(sub, 6) == {"t": list(range(6))}
             sub.connect(f"{copy.endpoints['subscriptions']}?begin=old")
             assert eventually(lambda: sub._links.state.counts.get("handshake:duplicate_log"))
-            sub.disconnect(f"{site.own.subscriptions}?begin=old")
+            sub.disconnect(f"{site.native.subscriptions}?begin=old")
             # The copy never had a run of the original since then: it is read from its beginning.
             assert received(sub, 6) == {"t": [0, 1, 2, 100, 101, 102]}
 
@@ -267,7 +267,7 @@ def test_each_skipped_message_is_logged_once(context, site, caplog):
 
 def test_prefixes_that_are_not_utf8(context, site):
     sub = context.socket(transfer.SUB, rcvtimeo=10_000)
-    endpoint = f"{site.own.subscriptions}?begin=old"
+    endpoint = f"{site.native.subscriptions}?begin=old"
     sub.subscribe(b"\xff")
     with pytest.raises(UsageError, match="topics of a log are UTF-8 of at most 255 bytes"):
         sub.connect(endpoint)
@@ -304,7 +304,7 @@ def test_epochs_against_a_log(tmp_path):
 
 def test_a_start_without_subscriptions_begins_an_epoch_too(tmp_path):
     for _ in range(3):
-        with running(tmp_path / "data", own=NativeSettings(FREE, FREE, "")):
+        with running(tmp_path / "data", native=NativeSettings(FREE, FREE, "")):
             pass
     with Log(tmp_path / "data" / "log") as log:
         assert len(log.get(b"broker/epochs")) == 3 * 16

@@ -47,14 +47,14 @@ def test_a_file_says_all(tmp_path):
         [broker]
         data = "kept"
         host = "0.0.0.0"
-        drain = "2.5s"
-        [own]
+        drain_timeout = "2.5s"
+        [native]
         pushes = "off"
         requests = "127.0.0.1:7000"
         [ttp]
         port = "off"
-        idle = "2m"
-        most_gathered = "1MiB"
+        idle_timeout = "2m"
+        max_stream_memory = "1MiB"
         [rqueue]
         port = 7001
         overflow = "drop"
@@ -64,7 +64,7 @@ def test_a_file_says_all(tmp_path):
         bytes = "100GB"
         age = "7d"
         [delivery]
-        attempts = 5
+        max_attempts = 5
         [direct]
         ack_timeout = 1.5
         tenant_quotas = { acme = 100 }
@@ -75,11 +75,16 @@ def test_a_file_says_all(tmp_path):
     chosen = configured([], (), file)
     settings = chosen.settings
     assert chosen.folder == tmp_path / "kept" and chosen.file == file
-    assert (settings.host, settings.drain, settings.ttp, settings.rqueue) == ("0.0.0.0", 2.5, None, 7001)
-    assert settings.own is not None and settings.own.pushes == ""
-    assert settings.own.requests == "tcp://127.0.0.1:7000"
-    assert settings.own.subscriptions == Settings().own.subscriptions
-    assert (settings.ttp_limits.idle, settings.ttp_limits.most_gathered) == (120, 1 << 20)
+    assert (settings.host, settings.drain_timeout, settings.ttp, settings.rqueue) == (
+        "0.0.0.0",
+        2.5,
+        None,
+        7001,
+    )
+    assert settings.native is not None and settings.native.pushes == ""
+    assert settings.native.requests == "tcp://127.0.0.1:7000"
+    assert settings.native.subscriptions == Settings().native.subscriptions
+    assert (settings.ttp_limits.idle_timeout, settings.ttp_limits.max_stream_memory) == (120, 1 << 20)
     assert settings.rqueue_limits.overflow is Overflow.DROP
     assert settings.transient == (
         pattern(Kind.DOTS, "metrics.>"),
@@ -88,7 +93,11 @@ def test_a_file_says_all(tmp_path):
     )
     assert not settings.durable("metrics.cpu") and settings.durable("metrics")
     assert (settings.retention_bytes, settings.retention_age) == (100 * 10**9, 7 * 86_400)
-    assert (settings.attempts, settings.ack_timeout, settings.direct.tenant_quotas) == (5, 1.5, {"acme": 100})
+    assert (settings.max_attempts, settings.ack_timeout, settings.direct.tenant_quotas) == (
+        5,
+        1.5,
+        {"acme": 100},
+    )
     assert not settings.fast_path.in_place and settings.pybroker == Settings().pybroker
 
 
@@ -151,9 +160,9 @@ def test_abtp_is_off_as_a_whole():
         configured([ConfigValue("abtp.pub", "off", "--abtp-pub")])
 
 
-def test_all_sockets_off_is_no_own_front():
-    off = [ConfigValue(f"own.{name}", "off", f"--{name}") for name in ("requests", "pushes", "subscriptions")]
-    assert configured(off).settings.own is None
+def test_all_sockets_off_is_no_native_front():
+    off = [ConfigValue(f"native.{name}", "off", f"--{name}") for name in ("requests", "pushes", "subscriptions")]
+    assert configured(off).settings.native is None
 
 
 @pytest.mark.parametrize(
@@ -176,11 +185,11 @@ def test_all_sockets_off_is_no_own_front():
             "port in [ttp] is 70000\n  hint: it has to be a port from 0 to 65535, or off",
         ),
         ("[ttp]\nport = true", "port in [ttp] is True"),
-        ("[delivery]\nattempts = 0", "it has to be a whole number from 1 to 1000"),
+        ("[delivery]\nmax_attempts = 0", "it has to be a whole number from 1 to 1000"),
         ("[retention]\nbytes = 'much'", "it has to be a size"),
         ("[retention]\nbytes = '0%'", "a share of the volume, such as 80%"),
         ("[retention]\nage = '7 years'", "it has to be a time"),
-        ("[own]\nrequests = 'tcp://x'", "it has to be an endpoint"),
+        ("[native]\nrequests = 'tcp://x'", "it has to be an endpoint"),
         (
             "[topics]\ntransient = 'prefx:live/'",
             "'prefix' is the nearest); that topic is 'exact:prefx:live/'",
@@ -210,10 +219,10 @@ def test_wrong_variables_and_flags_are_told_by_name():
         configured([], said(TRANSFER_BROKER__TTP__PROT="1"))
     with pytest.raises(OptionError, match="the variable DELIVERY_TIMEOUT_MS is 'soonms'"):
         configured([], said(DELIVERY_TIMEOUT_MS="soon"))
-    with pytest.raises(OptionError, match=r"--set ttp\.idle is 'x'"):
-        configured([parse_flag("ttp.idle=x")])
+    with pytest.raises(OptionError, match=r"--set ttp\.idle_timeout is 'x'"):
+        configured([parse_flag("ttp.idle_timeout=x")])
     with pytest.raises(OptionError, match="has no '='"):
-        parse_flag("ttp.idle")
+        parse_flag("ttp.idle_timeout")
 
 
 def test_a_list_or_table_of_a_flag_is_read_as_in_the_file():
@@ -222,7 +231,9 @@ def test_a_list_or_table_of_a_flag_is_read_as_in_the_file():
         configured([flag]).settings.transient
         == configured([parse_flag("topics.transient=orders,prefix:live-")]).settings.transient
     )
-    queues = configured([parse_flag('own.queues={orders = "tcp://127.0.0.1:5583"}')]).settings.own.queues
+    queues = configured(
+        [parse_flag('native.queues={orders = "tcp://127.0.0.1:5583"}')]
+    ).settings.native.queues
     assert queues == {"orders": "tcp://127.0.0.1:5583"}
     with pytest.raises(OptionError, match=r"--set topics.transient: \[orders is no TOML"):
         parse_flag("topics.transient=[orders")

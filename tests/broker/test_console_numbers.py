@@ -21,7 +21,7 @@ from transfer.transports.errors import ProtocolError
 @pytest.fixture
 def broker(tmp_path):
     endpoints = AbtpEndpoints(FREE, FREE)
-    with running(tmp_path, http=0, abtp=endpoints, spool=FREE, attempts=2, first_delay=0.05) as one:
+    with running(tmp_path, http=0, abtp=endpoints, spool=FREE, max_attempts=2, first_delay=0.05) as one:
         yield one
 
 
@@ -41,7 +41,7 @@ def test_what_every_protocol_publishes_is_counted_once(broker):
     def connections():
         return {name: one["connections"] for name, one in fronts(broker).items()}
 
-    assert connections() == dict.fromkeys(("own", "ttp", "pybroker", "rqueue", "abtp", "spool"), 0)
+    assert connections() == dict.fromkeys(("native", "ttp", "pybroker", "rqueue", "abtp", "spool"), 0)
     assert overview(broker)["subscribers"] == 0
     with (
         BrokerClient(broker.endpoints["requests"]) as own,
@@ -61,7 +61,7 @@ def test_what_every_protocol_publishes_is_counted_once(broker):
         until(lambda: overview(broker)["messages"], 8)
         received = [consumer.recv() for _ in range(8)]
         consumer.ack(*received, wait=True)
-        until(connections, {"own": 1, "ttp": 1, "pybroker": 1, "rqueue": 1, "abtp": 1, "spool": 0})
+        until(connections, {"native": 1, "ttp": 1, "pybroker": 1, "rqueue": 1, "abtp": 1, "spool": 0})
         (topic,) = topics(broker).values()
         assert (topic["messages"], topic["bytes"]) == (8, 7 * 2 + (9 << 20))
         assert (topic["oldest"], topic["end"], topic["subscribers"]) == (0, 8, 0)
@@ -72,7 +72,7 @@ def test_what_every_protocol_publishes_is_counted_once(broker):
         assert (group["lag"], group["held"], group["waiting"], group["consumers"]) == (0, 0, 0, 1)
         assert group["idle"] == 0
         events = {name: one["events"] for name, one in fronts(broker).items()}
-        assert (events["own"]["published"], events["own"]["delivered"]) == (4, 8)
+        assert (events["native"]["published"], events["native"]["delivered"]) == (4, 8)
         assert [events[name]["published"] for name in ("ttp", "pybroker", "rqueue")] == [1, 1, 1]
         assert events["abtp"]["ingress"] == 1
 
@@ -95,7 +95,7 @@ def test_subscribers_are_programs_that_subscribe_and_not_the_brokers_sockets(bro
         until(lambda: topics(broker)["t/a"]["subscribers"], 3)
         assert topics(broker)["u"]["subscribers"] == 0
         assert overview(broker)["subscribers"] == 3
-        until(lambda: fronts(broker)["own"]["connections"], 3)
+        until(lambda: fronts(broker)["native"]["connections"], 3)
         with AbtpSubscriber(["t"], broker.endpoints["abtp pub"]):
             until(lambda: topics(broker)["t/a"]["subscribers"], 4)
 

@@ -137,7 +137,7 @@ def test_a_damaged_file_is_told(tmp_path, letters, damage):
     "change", ["file = 'other.payload'", "file_check = 1", "front = 3", "head = X'00'", "head_check = NULL"]
 )
 def test_a_changed_row_is_told(letters, change):
-    letters.add(large_letter(0, front=Front.OWN, head=b"head"), large=whole)
+    letters.add(large_letter(0, front=Front.NATIVE, head=b"head"), large=whole)
     with letters._database.transaction() as connection:
         connection.execute(f"UPDATE dead_letters SET {change}")
     assert letters.get("delivery-0").damaged
@@ -223,7 +223,7 @@ def test_a_tensor_is_replayed_after_retention_took_it(tmp_path, small_segments, 
         die(broker, billing, billing.recv())
         billing.ack(billing.recv(), wait=True)
         taken_by_retention(broker, client)
-        assert inspected(broker, "orders/billing/0")["front"] == "own"
+        assert inspected(broker, "orders/billing/0")["front"] == "native"
         assert replay(broker, "orders/billing/0")["replayed"] == 1
         again = billing.recv()
         tensor = NUMPY.build(recipe_for(again.parts[0].meta), bytes(again.data))

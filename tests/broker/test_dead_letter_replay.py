@@ -176,7 +176,7 @@ def test_a_replay_that_retention_removed_is_not_missed(tmp_path, restarts, caplo
                 assert sub.recv_multipart()[-1] == b"two"
         if restarts:
             settings = NativeSettings(FREE, FREE, endpoint.partition("?")[0])
-            with running(tmp_path, own=settings):
+            with running(tmp_path, native=settings):
                 sub.connect(endpoint)
                 assert sub.recv_multipart()[-1] == b"two"
         assert "missed" not in sub._links.state.counts

@@ -237,7 +237,7 @@ def test_subscriptions_of_too_many_shapes_are_refused():
 
 
 def test_one_consumer_too_many():
-    sim = SimulatedDispatcher(Rules(most_sessions=2))
+    sim = SimulatedDispatcher(Rules(max_sessions=2))
     sim.register("a", b"a")
     sim.register("b", b"b")
     assert sim.register("c", b"c").fault is Fault.TOO_MANY_CONSUMERS

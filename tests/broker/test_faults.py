@@ -73,7 +73,7 @@ def deaf(broker, front, word):
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_those_who_never_read_are_bounded_and_counted_and_hurt_nobody(tmp_path, connected):
     """TTP, rqueue and SUB, at once: what they have no room for is dropped for them alone."""
-    limits = RqueueSettings(limit=1 << 20)
+    limits = RqueueSettings(max_pending=1 << 20)
     with (
         running(tmp_path, http=0, keep=False, rqueue_limits=limits) as broker,
         deaf(broker, "ttp", encode_head(2, b"news")),
@@ -82,7 +82,7 @@ def test_those_who_never_read_are_bounded_and_counted_and_hurt_nobody(tmp_path, 
         RqueueClient(HERE, broker.ports["rqueue"]) as publisher,
     ):
         silent = connected(transfer.SUB, broker.endpoints["subscriptions"])
-        pub = broker.fronts["own"]._publisher.socket
+        pub = broker.fronts["native"]._publisher.socket
         reader.subscribe("news")
         until(lambda: metric_value(broker.ports["http"], "transfer_broker_subscribers"), 4)
         for number in range(MANY):
@@ -143,7 +143,7 @@ def test_a_sub_of_zeromq_that_never_reads_hurts_nobody(tmp_path):
 def test_a_publisher_without_heartbeats_is_let_go(tmp_path):
     """Between two messages, and in the middle of one."""
     with (
-        running(tmp_path, ttp_limits=TtpSettings(idle=0.2)) as broker,
+        running(tmp_path, ttp_limits=TtpSettings(idle_timeout=0.2)) as broker,
         dial(broker, "ttp") as quiet,
         dial(broker, "ttp") as halfway,
     ):

@@ -49,7 +49,7 @@ def fill(broker: Broker) -> None:
 def test_a_brokers_folder(tmp_path, careless):
     folder = tmp_path / "above" / "data"
     own = NativeSettings(f"ipc://{folder}.requests", FREE, FREE)
-    with running(folder, own=own, spool=FREE, http=0) as broker:
+    with running(folder, native=own, spool=FREE, http=0) as broker:
         fill(broker)
         assert {"log", "state.db", "state.db-wal", "audit"} <= set(os.listdir(folder))
         assert not open_to_others(folder)
@@ -115,7 +115,7 @@ def test_abtps_ipc_sockets(tmp_path, careless, monkeypatch):
     monkeypatch.setattr(ipc, "_bind", bind_and_look)
     paths = [tmp_path / name for name in ("router", "pub")]
     places = AbtpEndpoints(*(f"ipc://{path}" for path in paths))
-    with running(tmp_path / "data", own=None, ttp=None, pybroker=None, rqueue=None, abtp=places):
+    with running(tmp_path / "data", native=None, ttp=None, pybroker=None, rqueue=None, abtp=places):
         assert [modes[f"ipc://{path}"] for path in paths] == [0o600, 0o600]
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.connect(places.router)

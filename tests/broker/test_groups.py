@@ -233,10 +233,10 @@ def test_tensor_headers_come_with_the_message(tmp_path):
             def deliver(self, messages):
                 heads.extend((message.front, message.head, message.headers) for _, message in messages)
 
-        stepped.hub.publish(Message("t", (b"1", b"2"), Front.OWN, b"head", {"dtype": "i1"}))
+        stepped.hub.publish(Message("t", (b"1", b"2"), Front.NATIVE, b"head", {"dtype": "i1"}))
         stepped.kept("t", b"behind it")
         stepped.hub.groups.join(Looks(), stepped.hub.groups.served_for("t", "g", "old"), 1)
-        assert heads == [(Front.OWN, b"head", {"dtype": "i1"})]
+        assert heads == [(Front.NATIVE, b"head", {"dtype": "i1"})]
 
 
 def test_what_cannot_be_read_goes_back_and_comes_later(tmp_path, monkeypatch, caplog):

@@ -18,7 +18,7 @@ from transfer.broker.http.request_head_limit import AT_ONCE, MOST, MOST_HEADERS
 
 WHOLE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
-NONE = {"own": None, "pybroker": None, "rqueue": None}
+NONE = {"native": None, "pybroker": None, "rqueue": None}
 #: bytes of the broker's memory, TLS included
 MOST_OF_A_HEAD = 96 << 10
 
@@ -83,7 +83,7 @@ def test_a_head_behind_another_request_has_a_limit(broker):
 
 def test_trailers_have_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "_LINGERING", 60.0)  # they are waited for
-    with running(tmp_path, http=0, handshake=600.0, **NONE) as broker:
+    with running(tmp_path, http=0, handshake_timeout=600.0, **NONE) as broker:
         with dial(broker, "http") as connection:
             connection.sendall(CHUNKED)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -153,7 +153,7 @@ def test_a_later_head_has_a_limit_in_time(tmp_path, monkeypatch):
 
 
 def test_who_shows_a_certificate_is_not_put_out_by_those_who_say_nothing(tmp_path, identities):
-    security = identities.of_broker(unfinished=3)
+    security = identities.of_broker(max_unauthenticated=3)
     with secure(tmp_path, identities, security=security) as broker, ExitStack() as stack:
 
         def come(issued):

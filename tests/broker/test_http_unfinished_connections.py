@@ -17,9 +17,9 @@ ANNOUNCED = b"POST /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000
 CHUNKED = b"POST /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
 WHOLE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 SHOWN = f"X-Admin-Token: {OWN_TOKEN}\r\n".encode()
-NONE = {"own": None, "ttp": None, "pybroker": None, "rqueue": None}
-GUARDED = {"security": Security(token=TOKEN, unfinished=3), "token": OWN_TOKEN}
-OPEN = {"security": Security(unfinished=3)}
+NONE = {"native": None, "ttp": None, "pybroker": None, "rqueue": None}
+GUARDED = {"security": Security(token=TOKEN, max_unauthenticated=3), "token": OWN_TOKEN}
+OPEN = {"security": Security(max_unauthenticated=3)}
 
 
 def ask(stack, broker, request):

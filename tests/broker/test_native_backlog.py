@@ -38,7 +38,7 @@ def read(broker, count):
 
 
 def published(broker):
-    return broker.fronts["own"].counters["published"]
+    return broker.fronts["native"].counters["published"]
 
 
 def test_others_are_answered_while_it_floods(tmp_path, slow):
@@ -60,7 +60,7 @@ def test_others_are_answered_when_it_has_gone(tmp_path, slow, monkeypatch):
         with program(broker.endpoints["requests"]) as enemy:
             flood(enemy, MESSAGES)
         with program(broker.endpoints["requests"]) as good:
-            wait_for(lambda: len(broker.fronts["own"]._sockets[0].socket.routes()) == 1)
+            wait_for(lambda: len(broker.fronts["native"]._sockets[0].socket.routes()) == 1)
             good.say(encode(Op.PUBLISH, 5, b"t"), b"x")
             assert good.kept() == 5
             assert published(broker) < 1 + MESSAGES, "the flood was over before the good program came"
@@ -72,7 +72,7 @@ def test_what_cannot_be_held_waits_within_limits(tmp_path, slow, monkeypatch):
     """As foreign connections. Beyond the limit nothing is received, and nothing is lost."""
     monkeypatch.setattr(native_backlog, "_MOST_WAITING", 20_000)
     with running(tmp_path) as broker:
-        front = broker.fronts["own"]
+        front = broker.fronts["native"]
         monkeypatch.setattr(type(front._sockets[0].socket), "_pause_reading", lambda *_: False, raising=False)
         with program(broker.endpoints["requests"]) as enemy:
             flood(enemy, MESSAGES)

@@ -152,7 +152,7 @@ def test_bad_words_are_refused_whole(broker, client):
         dealer.connect(broker.endpoints["requests"])
         words = [(encode(Op.PUBLISH, 1, b"t"), 1), (encode(Op.PUBLISH, 2, b"t"), 2)]
         dealer.send_multipart([encode_several(Op.SEVERAL, words), b"only one part"])
-        wait_for(lambda: broker.fronts["own"].counters["refused"] == 1)
+        wait_for(lambda: broker.fronts["native"].counters["refused"] == 1)
     assert "t" not in broker.hub.store.topics
     client.publish("t", b"others are unhurt")
 
@@ -164,7 +164,7 @@ def test_a_program_without_a_name_of_its_own_stays_a_member(broker):
         dealer.send(encode(Op.JOIN, 1, encode_join(Join("t", "g"))))
         assert decode(bytes(dealer.recv_multipart()[0])).op is Op.JOINED
         turned = threading.Event()
-        broker.call(lambda: (broker.fronts["own"].tick(0.0), turned.set()))
+        broker.call(lambda: (broker.fronts["native"].tick(0.0), turned.set()))
         assert turned.wait(10)
         dealer.send_multipart([encode(Op.PUBLISH, 1, b"t"), b"x"])
         received = {decode(bytes(dealer.recv_multipart()[0])).op for _ in range(2)}
@@ -185,5 +185,5 @@ def test_a_program_that_never_reads_its_answers_is_let_go(broker, client, monkey
                 ]
                 silent.sendall(b"".join(frames))
                 number += 500
-    assert broker.fronts["own"].counters["closed_slow"] == 1
+    assert broker.fronts["native"].counters["closed_slow"] == 1
     client.publish("t", b"others are unhurt")

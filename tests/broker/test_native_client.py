@@ -98,7 +98,7 @@ def test_a_client_that_reconnects(tmp_path):
             with pytest.raises(Broken):
                 client.publish("t", b"to nobody")
         client._timeout = 20
-        with running(tmp_path, own=NativeSettings(endpoint, FREE, FREE)):
+        with running(tmp_path, native=NativeSettings(endpoint, FREE, FREE)):
             messages = receive(consumer, 2)
             assert [(bytes(one.data), one.attempt) for one in messages] == [(b"2", 2), (b"3", 2)]
             consumer.ack(first[1])  # of the earlier connection

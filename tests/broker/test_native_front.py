@@ -341,7 +341,7 @@ def test_nobody_acknowledges_where_nothing_is_kept(tmp_path):
 
 
 def test_too_large_a_message_ends_its_connection_only(tmp_path):
-    with running(tmp_path, own=NativeSettings(FREE, FREE, FREE, largest=1 << 20)) as broker:
+    with running(tmp_path, native=NativeSettings(FREE, FREE, FREE, max_message=1 << 20)) as broker:
         endpoint = broker.endpoints["requests"]
         with BrokerClient(endpoint, timeout=5) as other, BrokerClient(endpoint, timeout=5) as client:
             client.publish("t", bytes(1 << 19))

@@ -181,8 +181,8 @@ def test_what_is_granted_goes_on_with_what_came(raw):
 
 
 def test_who_stops_in_the_middle_is_told(tmp_path):
-    own = NativeSettings(FREE, FREE, FREE, stalled=0.01)
-    with running(tmp_path, own=own) as broker, program(broker.endpoints["requests"]) as raw:
+    own = NativeSettings(FREE, FREE, FREE, stall_timeout=0.01)
+    with running(tmp_path, native=own) as broker, program(broker.endpoints["requests"]) as raw:
         raw.begin(1, 2 * MIB)
         raw.piece(1, bytes(MIB))
         number, reason = raw.refused()
@@ -190,7 +190,7 @@ def test_who_stops_in_the_middle_is_told(tmp_path):
         raw.piece(1, bytes(MIB))  # is passed over
         raw.end(1)
         assert quiet(broker)
-        assert broker.fronts["own"].counters["stalled"] == 1
+        assert broker.fronts["native"].counters["stalled"] == 1
         raw.say(encode(Op.PUBLISH, 2, b"t"), b"others go on")
         assert raw.kept() == 2
 
@@ -208,8 +208,8 @@ def test_where_nobody_subscribes_nothing_is_read_again(broker, raw, client):
 
 
 def test_one_too_large_for_subscribers_is_not_for_them(tmp_path):
-    own = NativeSettings(FREE, FREE, FREE, largest=MIB)
-    with running(tmp_path, own=own) as broker, transfer.Context() as context:
+    own = NativeSettings(FREE, FREE, FREE, max_message=MIB)
+    with running(tmp_path, native=own) as broker, transfer.Context() as context:
         with BrokerClient(broker.endpoints["requests"], context=context, timeout=10) as client:
             with context.socket(transfer.SUB) as sub:
                 sub.subscribe(b"t")
@@ -220,7 +220,7 @@ def test_one_too_large_for_subscribers_is_not_for_them(tmp_path):
                 client.publish("t", b"small")
                 assert sub.recv_multipart() == [b"t", b"small"]
                 assert client.consume("t", "g", begin="old").recv().data.nbytes == len(PAYLOAD)
-                assert broker.fronts["own"]._publisher.dropped == 1
+                assert broker.fronts["native"]._publisher.dropped == 1
 
 
 # -- who goes --------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_publisher_that_goes_in_the_middle(broker, client, topic):
             ttp.recv()
     assert quiet(broker)
     assert broker.hub.counts["broken_off"] == 1
-    assert broker.fronts["own"].counters["broken_off"] == 1, "it was seen that it has gone"
+    assert broker.fronts["native"].counters["broken_off"] == 1, "it was seen that it has gone"
     assert broker.hub.store.topics[topic].position == 0
     if topic == "t":
         client.publish(topic, PAYLOAD)
@@ -299,7 +299,7 @@ def test_a_consumer_that_comes_again(tmp_path):
         client.publish("t", PAYLOAD)
         client.publish("t", b"small")
         client.ready()  # it is offered
-    with client, running(tmp_path, own=NativeSettings(endpoint, FREE, FREE)):
+    with client, running(tmp_path, native=NativeSettings(endpoint, FREE, FREE)):
         message = consumer.recv()
         assert (bytes(message.data), message.attempt) == (PAYLOAD, 2)
         consumer.ack(message, wait=True)

@@ -15,7 +15,7 @@ from transfer.broker.protocols.native_pieces import Part, Place, pack_parts
 GRANT = 16 * MIB
 
 
-MOST = NativeSettings().largest_in_pieces
+MOST = NativeSettings().max_message_in_pieces
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_the_document_tells_the_bytes(name):
-    assert [data for what, data in vectors("own").items() if what.startswith(name)] == [VECTORS[name]]
+    assert [data for what, data in vectors("native").items() if what.startswith(name)] == [VECTORS[name]]
 
 
 PARTS = st.lists(

@@ -30,7 +30,7 @@ def test_answers_of_several_parts_cost_other_programs_nothing(tmp_path, caplog):
             for _ in range(50):
                 client.publish("t", b"x", wait=False)
             client.flush()
-            assert eventually(lambda: broker.fronts["own"].counters["unanswered"])
+            assert eventually(lambda: broker.fronts["native"].counters["unanswered"])
         consumer = client.consume("t", "g", begin="old")
         assert [message.offset for _ in range(51) for message in [consumer.recv(10)]] == [*range(51)]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -29,7 +29,7 @@ from transfer.broker.protocols.native import (
 from transfer.broker.protocols.native_batch import encode_several
 from transfer.transports.errors import ProtocolError
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols" / "own.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols" / "native.md").read_text()
 VECTORS = {
     "PUBLISH number 7": encode(Op.PUBLISH, 7, b"logs"),
     "ACK of consumer 3": encode(Op.ACK, 3, encode_deliveries([(5, 1, 0)])),
@@ -42,7 +42,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_the_document_tells_the_bytes(name):
-    assert [data for what, data in vectors("own").items() if what.startswith(name)] == [VECTORS[name]]
+    assert [data for what, data in vectors("native").items() if what.startswith(name)] == [VECTORS[name]]
 
 
 @pytest.mark.parametrize("op", list(Op))

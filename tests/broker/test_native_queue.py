@@ -18,7 +18,7 @@ from transfer.transports.errors import Again, UsageError
 
 def with_queue(folder, **changes):
     own = replace(ANYWHERE.own, queues={"orders": FREE})
-    return running(folder, own=own, **changes)
+    return running(folder, native=own, **changes)
 
 
 def pulling(connected, broker):
@@ -152,7 +152,7 @@ def test_a_topic_that_keeps_nothing_has_no_queue(tmp_path):
 
 def test_what_was_received_never_comes_again_however_long_nobody_pulls(tmp_path, connected):
     with (
-        with_queue(tmp_path, group_expire=0.2) as broker,
+        with_queue(tmp_path, group_idle_age=0.2) as broker,
         BrokerClient(broker.endpoints["requests"]) as client,
     ):
         client.publish_many("orders", [b"1", b"2"])

@@ -50,11 +50,11 @@ def published(broker):
 
 def waiting(broker):
     """Bytes that wait for the program that has most of them."""
-    socket = broker.fronts["own"]._sockets[0].socket
+    socket = broker.fronts["native"]._sockets[0].socket
     return max((socket.waiting_bytes(name) or 0 for name in socket.routes()), default=0)
 
 
-def most_waiting(broker, seconds=0.3):
+def max_waiting(broker, seconds=0.3):
     """The most that waits for it in a while: what is on its way to it by then has come."""
     end = time.monotonic() + seconds
     most = 0
@@ -65,7 +65,7 @@ def most_waiting(broker, seconds=0.3):
 
 
 def is_paused(broker):
-    return wait_for(lambda: broker.fronts["own"].counters["paused"])
+    return wait_for(lambda: broker.fronts["native"].counters["paused"])
 
 
 def test_what_waits_for_a_program_has_a_limit_in_bytes(broker, published):
@@ -75,7 +75,7 @@ def test_what_waits_for_a_program_has_a_limit_in_bytes(broker, published):
             lazy.say(encode(Op.JOIN, number, encode_join(Join("t", f"g{number}", 10_000, "old"))))
         assert is_paused(broker)
         wait_for(lambda: waiting(broker) > MOST // 2)
-        assert MOST // 2 < most_waiting(broker) < MOST + 2 * AT_ONCE
+        assert MOST // 2 < max_waiting(broker) < MOST + 2 * AT_ONCE
         got = dict.fromkeys(range(GROUPS), 0)
         while sum(got.values()) < GROUPS * COUNT:
             head, parts = lazy.hear(Op.DELIVER)
@@ -115,7 +115,7 @@ def test_large_messages_that_a_program_fetches_and_does_not_read(broker, monkeyp
             lazy.fetch(place, place.position)
         assert is_paused(broker)
         wait_for(lambda: waiting(broker) > MOST // 2)
-        assert most_waiting(broker) < MOST + 4 * AT_ONCE
+        assert max_waiting(broker) < MOST + 4 * AT_ONCE
         got: dict[int, bytearray] = {}
         while sum(map(len, got.values())) < count * len(payload):
             head, parts = lazy.hear(Op.RANGE)
@@ -128,7 +128,7 @@ def test_large_messages_that_a_program_fetches_and_does_not_read(broker, monkeyp
 
 def test_nothing_is_read_for_a_program_that_has_gone(broker, published):
     """Until it is noticed, in a second, its consumers are members yet."""
-    front = broker.fronts["own"]
+    front = broker.fronts["native"]
     with program(broker.endpoints["requests"]) as lazy:
         lazy.join("t", window=10_000)
         assert is_paused(broker)
@@ -143,7 +143,7 @@ def test_what_waits_for_all_who_pull_has_a_limit_in_bytes(tmp_path, monkeypatch)
     monkeypatch.setattr(group_reader, "MOST_BYTES", AT_ONCE)
     own = replace(ANYWHERE.own, queues={"t": FREE})
     with (
-        running(tmp_path, own=own) as broker,
+        running(tmp_path, native=own) as broker,
         transfer.Context() as context,
         context.socket(transfer.PULL) as lazy,
         BrokerClient(broker.endpoints["requests"], timeout=60) as client,
@@ -154,7 +154,7 @@ def test_what_waits_for_all_who_pull_has_a_limit_in_bytes(tmp_path, monkeypatch)
         lazy.rcvtimeo = 20_000
         lazy.connect(broker.endpoints["queue t"])
         (served,) = broker.hub.groups.served
-        (queue,) = broker.fronts["own"]._queues
+        (queue,) = broker.fronts["native"]._queues
         wait_for(lambda: queue._waiting > MOST // 2)
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
@@ -176,7 +176,7 @@ def test_what_waits_for_a_sub_has_a_limit_in_bytes(broker):
         with BrokerClient(broker.endpoints["requests"], timeout=60) as client:
             for _ in range(10):
                 client.publish_many("t", [data] * 10)
-        publisher = broker.fronts["own"]._publisher
+        publisher = broker.fronts["native"]._publisher
         (stream,) = publisher.socket._links.state.peers
         assert 32 << 20 < stream.queued_bytes <= 64 << 20
         assert stream.dropped >= 10
@@ -211,7 +211,7 @@ def test_a_program_that_is_paused_again_in_the_middle_stays_so(broker):
     with program(broker.endpoints["requests"]) as one, BrokerClient(broker.endpoints["requests"]) as client:
         for number in range(4):
             one.join("t", f"g{number}", number)
-        [program_] = broker.fronts["own"]._sockets[0]._programs.values()
+        [program_] = broker.fronts["native"]._sockets[0]._programs.values()
         groups = broker.hub.groups
         pause = groups.pause
 

@@ -31,7 +31,7 @@ BAD = {
 @pytest.fixture
 def broker(tmp_path):
     own = NativeSettings(FREE, FREE, FREE, queues={"pulled": FREE})
-    with running(tmp_path, own=own) as one:
+    with running(tmp_path, native=own) as one:
         yield one
 
 
@@ -41,7 +41,7 @@ def publish(broker, topic, *messages):
 
     def work():
         for payload, head in messages:
-            broker.hub.publish(Message(topic, (payload,), Front.OWN, head))
+            broker.hub.publish(Message(topic, (payload,), Front.NATIVE, head))
         done.set()
 
     broker.call(work)
@@ -91,7 +91,7 @@ def test_who_has_subscribed_does_without(broker):
         sub.subscribe("t")
         sub.connect(broker.endpoints["subscriptions"])
         sub.wait_for_peers(1, 10)
-        wait_for(lambda: not broker.fronts["own"]._publisher.idle)
+        wait_for(lambda: not broker.fronts["native"]._publisher.idle)
         publish(broker, "t", (b"one", b""), (b"bad!", b"\xff" * 5), (b"two", b""))
         assert [bytes(sub.recv_multipart()[-1]) for _ in range(2)] == [b"one", b"two"]
         assert broker.hub.counts["unreadable"] == 1

@@ -169,7 +169,7 @@ def test_a_topic_that_keeps_nothing_has_an_empty_stream(tmp_path):
     ],
 )
 def test_who_breaks_the_protocol_is_cut_off_and_others_are_not(tmp_path, data):
-    with single_front(tmp_path, front(largest=1 << 19)) as broker, client(broker) as other:
+    with single_front(tmp_path, front(max_payload=1 << 19)) as broker, client(broker) as other:
         with broker.connect() as plain:
             plain.sendall(encode_publish("logs", 2) + b"ok" + data)
             assert is_closed(plain)

@@ -88,7 +88,7 @@ def test_closing_under_load(tmp_path, closed_by):
     clients = []
     with running(tmp_path) as broker:
         makers = [
-            (b"own", lambda: BrokerClient(broker.endpoints["requests"], timeout=5)),
+            (b"native", lambda: BrokerClient(broker.endpoints["requests"], timeout=5)),
             (b"own2", lambda: BrokerClient(broker.endpoints["requests"], timeout=5)),
             (b"ttp", lambda: TtpClient("127.0.0.1", broker.ports["ttp"], timeout=5)),
         ]

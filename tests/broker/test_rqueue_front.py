@@ -221,7 +221,7 @@ MANY, CONTENT = 1000, 20_000
     ],
 )
 def test_who_never_reads_costs_a_bounded_number_of_bytes_and_nobody_else(tmp_path, overflow, limit):
-    limits = front(limit=limit, overflow=overflow)
+    limits = front(max_pending=limit, overflow=overflow)
     with single_front(tmp_path, limits, durable=lambda name: overflow is Overflow.SPILL) as broker:
         with (
             client(broker) as reader,
@@ -261,7 +261,7 @@ def test_who_never_reads_costs_a_bounded_number_of_bytes_and_nobody_else(tmp_pat
     ],
 )
 def test_who_breaks_the_protocol_is_cut_off_and_others_are_not(tmp_path, data):
-    limits = front(largest=1 << 19, subscriptions=4)
+    limits = front(max_payload=1 << 19, max_subscriptions=4)
     with single_front(tmp_path, limits, durable=nothing_is_kept) as broker, client(broker) as other:
         subscribed(other, "news")
         with broker.connect() as plain:

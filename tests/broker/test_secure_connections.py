@@ -43,10 +43,10 @@ def descriptors(wanted):
 
 @pytest.mark.parametrize("port", ["rqueue", "ttp", "http"])
 def test_those_who_say_nothing_keep_nobody_out(tmp_path, identities, port):
-    few = identities.of_broker(unfinished=300)
+    few = identities.of_broker(max_unauthenticated=300)
     with (
         descriptors(3 * MANY),
-        secure(tmp_path, identities, security=few, own=None) as broker,
+        secure(tmp_path, identities, security=few, native=None) as broker,
         ExitStack() as silent,
     ):
         unfinished = [
@@ -61,7 +61,7 @@ def test_those_who_say_nothing_keep_nobody_out(tmp_path, identities, port):
 
 @pytest.mark.parametrize("port", ["rqueue", "ttp", "abtp router"])
 def test_who_takes_too_long_is_put_out(tmp_path, identities, port):
-    with secure(tmp_path, identities, own=None, http=None, handshake=0.3) as broker:
+    with secure(tmp_path, identities, native=None, http=None, handshake_timeout=0.3) as broker:
         context = context_of(identities, identities.client)
         came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         with pytest.raises(ssl.SSLWantReadError):
@@ -80,8 +80,11 @@ def test_who_takes_too_long_is_put_out(tmp_path, identities, port):
 
 
 def test_no_more_are_let_in_than_are_allowed(tmp_path, identities):
-    two = identities.of_broker(connections=2)
-    with secure(tmp_path, identities, security=two, own=None, http=None) as broker, ExitStack() as open_now:
+    two = identities.of_broker(max_connections=2)
+    with (
+        secure(tmp_path, identities, security=two, native=None, http=None) as broker,
+        ExitStack() as open_now,
+    ):
         for _ in range(2):
             open_now.enter_context(dial(broker, "rqueue", identities, identities.client))
         until(lambda: broker.fronts["rqueue"].connections == 2)
@@ -96,7 +99,7 @@ def test_no_more_are_let_in_than_are_allowed(tmp_path, identities):
 
 def test_a_certificate_is_changed_without_a_restart(tmp_path, identities):
     issued = identities.authority.issue("rotating")
-    with secure(tmp_path, identities, security=identities.shown_by(issued), own=None) as broker:
+    with secure(tmp_path, identities, security=identities.shown_by(issued), native=None) as broker:
 
         def shown(port):
             with dial(broker, port, identities, identities.client) as connection:
@@ -131,7 +134,7 @@ def test_large_payloads_pass_whole_and_a_slow_subscriber_with_room_holds_nobody_
     count = 6
     # all of them fit, whatever the system takes itself
     payload = bytes(range(256)) * (BrokerSubscriber.limit // 256 // (count + 1))
-    with secure(tmp_path, identities, own=None, http=None) as broker:
+    with secure(tmp_path, identities, native=None, http=None) as broker:
         with three(broker, identities) as (slow, quick, trainer):
             got = []
             thread = threading.Thread(target=lambda: got.extend(quick.recv() for _ in range(count)))
@@ -148,7 +151,7 @@ def test_large_payloads_pass_whole_and_a_slow_subscriber_with_room_holds_nobody_
 
 def test_who_takes_nothing_of_what_does_not_fit_is_put_out_and_the_others_get_it_whole(tmp_path, identities):
     payload = bytes(range(256)) * (BrokerSubscriber.limit // 128)  # more than waits for it and in the system
-    with secure(tmp_path, identities, own=None, http=None, patience=0.5) as broker:
+    with secure(tmp_path, identities, native=None, http=None, stall_timeout=0.5) as broker:
         with three(broker, identities) as (slow, quick, trainer):
             got = []
             thread = threading.Thread(target=lambda: got.append(quick.recv()))
@@ -163,7 +166,7 @@ def test_who_takes_nothing_of_what_does_not_fit_is_put_out_and_the_others_get_it
 
 def test_small_messages_come_in_their_order_to_many(tmp_path, identities):
     security = identities.shown_by(identities.client)
-    with secure(tmp_path, identities, own=None, http=None) as broker:
+    with secure(tmp_path, identities, native=None, http=None) as broker:
         with (
             RqueueClient(HERE, broker.ports["rqueue"], timeout=20, security=security) as teller,
             RqueueClient(HERE, broker.ports["rqueue"], timeout=20, security=security) as hearer,
@@ -178,7 +181,7 @@ def test_small_messages_come_in_their_order_to_many(tmp_path, identities):
 
 def test_a_clean_stop_lets_them_finish_and_an_end_ends_them(tmp_path, identities):
     security = identities.shown_by(identities.client)
-    with secure(tmp_path, identities, own=None, http=None) as broker:
+    with secure(tmp_path, identities, native=None, http=None) as broker:
         port = broker.ports["ttp"]
         with TtpClient(HERE, port, timeout=20, security=security) as reader:
             reader.subscribe("t")

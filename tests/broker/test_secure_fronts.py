@@ -69,7 +69,7 @@ def test_each_front_serves_who_shows_a_certificate(broker, identities):
         queue.subscribe("all")
         until(lambda: len(broker.hub.fanout.subscriptions()) >= 3)
         for front, say in {
-            "own": own.publish,
+            "native": own.publish,
             "ttp": lambda topic, data: ttp.publish(topic, data, wait=True),
             "pybroker": files.publish,
             "rqueue": queue.publish,
@@ -127,7 +127,7 @@ def test_clients_say_why_they_are_not_let_in(broker, identities, kind):
 def test_clients_refuse_a_broker_with_such_a_certificate(tmp_path, identities, kind):
     bad = identities.bad[kind]
     good = identities.shown_by(identities.client)
-    with secure(tmp_path, identities, security=identities.shown_by(bad), http=None, own=None) as broker:
+    with secure(tmp_path, identities, security=identities.shown_by(bad), http=None, native=None) as broker:
         for make in clients_of(broker, good).values():
             with pytest.raises(HandshakeError, match="certificate is refused") as caught:
                 make()
@@ -210,7 +210,7 @@ def test_direct_delivery_and_large_payloads_go_through_the_relay(tmp_path, ident
     monkeypatch.setattr("transfer.broker.fronts.abtp_relay._MOST", 1 << 14)
     security = identities.shown_by(identities.client)
     payload = bytes(range(256)) * 40_000  # which plain abtp delivers, too
-    with secure(tmp_path, identities, own=None, http=None) as broker:
+    with secure(tmp_path, identities, native=None, http=None) as broker:
         router = broker.endpoints["abtp router"]
         deliver(router, security, payload)
         until(lambda: broker.fronts["abtp"].connections == 0)

@@ -162,7 +162,7 @@ def test_unauthenticated_clients_hold_no_connection(broker, identities):
 
 
 def test_those_who_ask_nothing_are_put_out(tmp_path, identities):
-    with secure(tmp_path, identities, handshake=0.3, own=None) as broker:
+    with secure(tmp_path, identities, handshake_timeout=0.3, native=None) as broker:
         context = context_of(identities, identities.client)
         with (
             socket.create_connection(place(broker, "http"), 20) as silent,
@@ -195,7 +195,7 @@ def test_who_is_refused_at_own_s_ports_and_the_spool_s_is_counted_as_at_any_sock
 
 def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
     caplog.set_level("INFO", "transfer.broker")
-    with secure(tmp_path, identities, own=None) as broker:
+    with secure(tmp_path, identities, native=None) as broker:
         with socket.create_connection(place(broker, "http"), 20) as connection:
             connection.sendall(b"\x16\x03\x01\x00\x05")
         until(lambda: refused(broker, "http"))
@@ -216,7 +216,7 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
     ],
 )
 def test_a_front_that_anybody_could_use_is_not_opened(tmp_path, identities, front, security, wanted):
-    off = {"own": None, "ttp": None, "pybroker": None, "rqueue": None, "http": None, "abtp": None}
+    off = {"native": None, "ttp": None, "pybroker": None, "rqueue": None, "http": None, "abtp": None}
     on = AbtpEndpoints("tcp://*:0", "tcp://127.0.0.1:0") if front == "abtp" else 0
     changes = off | {front: on, "host": "0.0.0.0", "security": security}
     with pytest.raises(SecurityError, match=wanted) as caught, running(tmp_path, **changes):
@@ -226,7 +226,7 @@ def test_a_front_that_anybody_could_use_is_not_opened(tmp_path, identities, fron
 
 
 def test_http_takes_no_token_in_plain_text_from_other_machines(tmp_path):
-    changes = {"host": "0.0.0.0", "http": 0, "own": None, "token": OWN_TOKEN, **NONE}
+    changes = {"host": "0.0.0.0", "http": 0, "native": None, "token": OWN_TOKEN, **NONE}
     with (
         pytest.raises(SecurityError, match="take the token in plain text") as caught,
         running(tmp_path, security=Security(token=TOKEN), **changes),
@@ -259,7 +259,7 @@ def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, 
         Security(),
     ):
         with running(tmp_path, security=security, **changes) as broker:
-            assert list(broker.fronts) == ["own", front]
+            assert list(broker.fronts) == ["native", front]
 
 
 def test_fronts_that_nobody_named_are_left_out(tmp_path):
@@ -284,13 +284,13 @@ def test_fronts_that_nobody_named_are_left_out(tmp_path):
 def test_fronts_at_their_usual_places_are_no_error_with_a_token(tmp_path, caplog):
     unusual = {"ttp": 59321, "pybroker": 9099, "rqueue": 6567, "abtp": AbtpEndpoints()}
     with running(tmp_path, security=Security(token=TOKEN), **unusual) as broker:
-        assert list(broker.fronts) == ["own"] and not broker.ports
+        assert list(broker.fronts) == ["native"] and not broker.ports
     (line,) = [line for line in caplog.messages if "not listening" in line]
     assert line.startswith("ttp, pybroker, rqueue, abtp: ") and "security.tokenless=allow" in line
 
 
 def test_a_word_opens_them_and_so_do_certificates(tmp_path, identities):
-    changes = {"own": None, "pybroker": None, "rqueue": None, "http": 0, "host": "0.0.0.0"}
+    changes = {"native": None, "pybroker": None, "rqueue": None, "http": 0, "host": "0.0.0.0"}
     for security in (Security(unauthenticated=True), identities.of_broker()):
         with running(tmp_path, **changes, security=security) as broker:
             assert sorted(broker.ports) == ["http", "ttp"]

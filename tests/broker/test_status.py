@@ -92,10 +92,10 @@ def test_the_overview_and_the_fronts(broker):
         assert (told["bytes"], told["topics"], told["connections"], told["problems"]) == (100, 1, 1, [])
         assert told["log_segments"] == 1 and told["events"]["dropped"] == 0
         fronts = {one["front"]: one for one in get_json(http, "fronts")["fronts"]}
-    assert list(fronts) == ["own", "ttp", "pybroker", "rqueue"]
+    assert list(fronts) == ["native", "ttp", "pybroker", "rqueue"]
     assert fronts["pybroker"]["listens"] == [f"tcp://127.0.0.1:{broker.ports['pybroker']}"]
     assert fronts["pybroker"]["events"]["published"] == 1
-    assert fronts["own"]["listens"][0] == f"{broker.endpoints['requests']} requests"
+    assert fronts["native"]["listens"][0] == f"{broker.endpoints['requests']} requests"
 
 
 def test_topics_come_in_pages(broker):
@@ -120,7 +120,7 @@ def test_topics_come_in_pages(broker):
 
 
 def test_forgotten_topics_stay_counted(tmp_path):
-    with running(tmp_path, http=0, most_topics=1, keep=False, own=None) as broker:
+    with running(tmp_path, http=0, max_topics=1, keep=False, native=None) as broker:
         http = broker.ports["http"]
         with RqueueClient("127.0.0.1", broker.ports["rqueue"]) as client:
             for number in range(4):
@@ -197,10 +197,9 @@ def counted_in(files, name):
     return {word for words in found.findall(text) for word in words if word}
 
 
-@pytest.mark.parametrize("front", ["own", "ttp", "pybroker", "rqueue", "abtp"])
+@pytest.mark.parametrize("front", ["native", "ttp", "pybroker", "rqueue", "abtp"])
 def test_the_page_of_each_protocol_tells_its_events(front):
-    named = "native" if front == "own" else front
-    files = [*(BROKER / "fronts").glob(f"{named}*.py")]
+    files = [*(BROKER / "fronts").glob(f"{front}*.py")]
     files += [BROKER / "fronts/publisher_front.py"] * (front in ("pybroker", "rqueue"))
     counted = counted_in(files, "counters")
     page = (DOCUMENT.parent / "protocols" / f"{front}.md").read_text()

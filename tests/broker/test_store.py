@@ -39,7 +39,7 @@ def remember(store):
         store.remembered(found[1])
 
 
-def put(store, name, *parts, front=Front.OWN, head=b"", headers=None):
+def put(store, name, *parts, front=Front.NATIVE, head=b"", headers=None):
     topic = store.topic(name)
     store.append(topic, Message(name, parts, front, head, headers))
     store.log.commit()
@@ -70,7 +70,7 @@ def test_a_record_is_read_as_it_was_written(front, parts, head, headers, positio
 @pytest.mark.parametrize("headers", [None, {"only_for": "mine"}, {"a": 1}])
 @pytest.mark.parametrize("only_for", [None, "", "billing"])
 def test_a_record_names_the_one_group_that_it_is_for(headers, only_for):
-    message = Message("t", (b"data",), Front.OWN, headers=headers)
+    message = Message("t", (b"data",), Front.NATIVE, headers=headers)
     message.only_for = only_for
     read = message_of("t", LogMessage(7, 0, memoryview(record_of(message, 3, blob=False)), None))
     assert (read.only_for, bytes(read.payload)) == (only_for, b"data")
@@ -95,11 +95,11 @@ def test_the_stream_is_without_what_is_only_for_one_group(tmp_path, size):
     store = opened(tmp_path)
     topic = put(store, "t", b"one")
     for _ in range(2):
-        replayed = Message("t", (bytes(size),), Front.OWN)
+        replayed = Message("t", (bytes(size),), Front.NATIVE)
         replayed.only_for = "billing"
         store.append(topic, replayed)
     put(store, "t", b"two")
-    replayed = Message("t", (bytes(size),), Front.OWN)
+    replayed = Message("t", (bytes(size),), Front.NATIVE)
     replayed.only_for = ""
     store.log.commit(store.append(topic, replayed))
     topic.kept = 5
@@ -136,7 +136,7 @@ def test_what_is_none_of_the_brokers_is_told(body):
 
 
 def test_a_payload_that_retention_took_is_not_an_empty_one():
-    body = record_of(Message("t", (bytes(BLOB_FROM),), Front.OWN), 0, blob=True)
+    body = record_of(Message("t", (bytes(BLOB_FROM),), Front.NATIVE), 0, blob=True)
     with pytest.raises(LogDamaged, match="no longer in the log"):
         message_of("t", LogMessage(3, 0, memoryview(body), None, True))
 

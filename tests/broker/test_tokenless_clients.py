@@ -67,7 +67,7 @@ def test_unless_a_word_allows_it(stranger, kind, allowed):
 def test_a_brokers_certificate_shows_who_answers(tmp_path, identities):
     security = identities.of_broker(clients="token", token=TOKEN, tokenless=True)
     with (
-        secure(tmp_path, identities, security=security, own=None, http=None) as broker,
+        secure(tmp_path, identities, security=security, native=None, http=None) as broker,
         RqueueClient(HERE, broker.ports["rqueue"], security=identities.shown_by(None, token=TOKEN)) as queue,
     ):
         queue.subscribe("news")

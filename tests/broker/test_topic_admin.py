@@ -128,7 +128,7 @@ def test_a_purged_topic_is_empty_and_goes_on_with_the_next_offset(tmp_path):
 
 
 def test_a_removed_topic_is_gone_and_its_offsets_are_not_used_again(tmp_path):
-    with running(tmp_path, http=0, attempts=1) as broker:
+    with running(tmp_path, http=0, max_attempts=1) as broker:
         with BrokerClient(broker.endpoints["requests"]) as client:
             consumer = client.consume("orders", "g", begin="old")
             client.publish("orders", b"poison")
@@ -138,7 +138,7 @@ def test_a_removed_topic_is_gone_and_its_offsets_are_not_used_again(tmp_path):
             assert "1 consumers" in answer["message"]
             change(broker, "topics/remove", "REMOVE", topic="orders", force=True)
             assert get_json(broker.ports["http"], "topics")["topics"] == [] and groups(broker) == {}
-    with running(tmp_path, http=0, attempts=1) as broker:
+    with running(tmp_path, http=0, max_attempts=1) as broker:
         assert get_json(broker.ports["http"], "topics")["topics"] == []
         with BrokerClient(broker.endpoints["requests"]) as client:
             consumer = client.consume("orders", "g", begin="old")
@@ -208,7 +208,7 @@ def test_a_purge_gives_its_room_back(tmp_path):
 
 
 def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
-    changes = {"http": 0, "group_expire": 2.5}
+    changes = {"http": 0, "group_idle_age": 2.5}
     with running(tmp_path, **changes) as broker, BrokerClient(broker.endpoints["requests"]) as client:
         stays, goes = client.consume("orders", "stays"), client.consume("orders", "goes")
         assert stays is not goes
@@ -230,6 +230,6 @@ def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
 
 def test_the_group_of_a_queue_stays(tmp_path):
     own = replace(ANYWHERE.own, queues={"orders": FREE})
-    with running(tmp_path, http=0, own=own) as broker:
+    with running(tmp_path, http=0, native=own) as broker:
         answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="pull", expected=400)
         assert "PULL clients" in answer["message"] and list(groups(broker)) == ["pull"]

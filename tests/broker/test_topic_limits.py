@@ -19,7 +19,7 @@ from transfer.broker.protocols.pybroker import encode_publish as encode_file
 from transfer.broker.protocols.rqueue import encode_publish
 from transfer.transports.errors import ProtocolError, UsageError
 
-MOST = Settings().most_topics
+MOST = Settings().max_topics
 
 
 def on_loop(broker, work):
@@ -82,7 +82,7 @@ def test_plain_sockets_are_told_or_counted(full):
         assert b'"kept": false' in answer and b"exceed the limit of 100000" in answer
         push.connect(full.endpoints["pushes"])
         push.send_multipart([b"new", b"x"])
-        until(lambda: full.fronts["own"].counters["refused"], 1)
+        until(lambda: full.fronts["native"].counters["refused"], 1)
         context.destroy(0)
 
 
@@ -123,7 +123,7 @@ def test_it_is_seen(full):
 def test_a_million(tmp_path, keep):
     """They are taken, looked at, and there after a start; one tick costs no more than of a few."""
     many = 1_000_000
-    with running(tmp_path, http=0, most_topics=2 * many, keep=keep) as broker:
+    with running(tmp_path, http=0, max_topics=2 * many, keep=keep) as broker:
         front, http = broker.fronts["rqueue"], broker.ports["http"]
         with socket.create_connection((HERE, broker.ports["rqueue"]), 600) as peer:
             for begin in range(0, many, 1000):
@@ -136,7 +136,7 @@ def test_a_million(tmp_path, keep):
         assert metric_value(http, 'transfer_broker_messages_total{topic="other"}') == many - 100
         told = get_json(http, "topics?contains=99999&limit=3")
         assert [one["topic"] for one in told["topics"]] == ["t/199999", "t/299999", "t/399999"]
-    with running(tmp_path, most_topics=2 * many, keep=keep) as broker:
+    with running(tmp_path, max_topics=2 * many, keep=keep) as broker:
         assert len(broker.hub.store.topics) == (many if keep else 0)
         if keep:
             assert all(topic.position == 1 for topic in broker.hub.store.topics.values())

@@ -164,7 +164,7 @@ def test_a_stream_of_what_cannot_be_sent_was_never_there(tmp_path, chunks, nbyte
 
 
 def test_what_the_broker_refuses_is_raised_or_kept(tmp_path):
-    with clients(tmp_path, 1, settings=TtpSettings(most_data=MIB)) as (_, client):
+    with clients(tmp_path, 1, settings=TtpSettings(max_data=MIB)) as (_, client):
         with pytest.raises(UsageError, match="empty segment"):
             client.subscribe("a//*")
         with pytest.raises(PeerError, match="too_large"):
@@ -257,7 +257,7 @@ def test_a_broker_that_misbehaves_or_goes_is_an_error(answers, error):
 
 
 def test_nothing_is_allocated_for_what_is_too_large():
-    with against(encode_head(3, b"t", b"", 1001), largest=1000) as (client, _):
+    with against(encode_head(3, b"t", b"", 1001), max_payload=1000) as (client, _):
         with pytest.raises(ProtocolError, match="too_large"):
             client.recv()
 

@@ -245,7 +245,7 @@ def test_two_publishers_with_one_stream_id_are_told_apart(started):
 
 
 def test_other_protocols_get_what_fits_where_nothing_is_kept(started):
-    broker, publisher, subscriber = started(settings=TtpSettings(most_gathered=100_000))
+    broker, publisher, subscriber = started(settings=TtpSettings(max_stream_memory=100_000))
     recorder = subscribed_to_all(broker)
     subscriber.subscribe(b"t")
     for size in (50_000, 150_000):

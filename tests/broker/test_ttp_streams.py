@@ -120,7 +120,7 @@ def test_a_large_message_whose_publisher_goes_ends_those_who_wait_for_the_rest(t
     ],
 )
 def test_a_stream_that_cannot_be_is_refused_once_and_the_rest_of_it_passed_over(tmp_path, frames, code):
-    settings = replace(SETTINGS, most_data=2_000_000, most_gathered_together=4_000_000)
+    settings = replace(SETTINGS, max_data=2_000_000, max_memory=4_000_000)
     if code == "too_large":  # of the stream, not of a frame
         frames = [frames[0], *((5, b"", b"", bytes(1_500_000), 0) for _ in range(2))]
     with serving(tmp_path, 1, durable=True, settings=settings) as (broker, peer):
@@ -192,7 +192,7 @@ def steps_of(call):
 
 def steps_to_close(folder, connections, streams):
     """For each stream, of so many connections with so many streams each, which end together."""
-    settings = replace(SETTINGS, most_streams=1000, most_gathered_together=1 << 30)
+    settings = replace(SETTINGS, max_streams=1000, max_memory=1 << 30)
     with serving(folder, connections, durable=True, settings=settings) as (broker, *peers):
         for peer in peers:
             peer.socket.sendall(b"".join(encode_head(4, b"t", b"", 1, 0, n) + b"x" for n in range(streams)))
@@ -211,7 +211,7 @@ def test_streams_whose_publishers_go_cost_as_much_each_however_many_there_are(tm
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_an_open_stream_costs_memory_though_nothing_comes_of_it(tmp_path, durable):
-    settings = replace(SETTINGS, most_streams=1000)
+    settings = replace(SETTINGS, max_streams=1000)
     with serving(tmp_path, 2, durable=durable, settings=settings) as (broker, one, other):
         one.socket.sendall(b"".join(encode_head(4, b"t", stream_id=n) for n in range(100)))
         assert one.refused()[1] == "no_memory"

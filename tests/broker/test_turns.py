@@ -162,7 +162,7 @@ def test_who_is_slow_with_many_subscriptions_is_looked_up_and_not_searched(tmp_p
 
 
 def test_one_shape_too_many_is_refused_by_ttp_and_the_connection_goes_on(tmp_path):
-    limits = TtpSettings(most_subscriptions=4, most_shapes=2, most_shapes_together=3)
+    limits = TtpSettings(max_subscriptions=4, max_pattern_shapes=2, max_pattern_shapes_total=3)
     with serving(tmp_path, 2, settings=limits) as (broker, one, other):
         one.subscribe(b"a/*").subscribe(b"b/*").subscribe(b"*/a")
         one.send(2, b"*/*", number=5)

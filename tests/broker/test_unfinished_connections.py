@@ -71,7 +71,7 @@ def turns(broker):
 
 @pytest.mark.parametrize("port", list(BEGINNINGS))
 def test_a_port_that_is_full_of_silent_connections_serves_the_next(tmp_path, port):
-    few = Security(connections=3, unfinished=SILENT)
+    few = Security(max_connections=3, max_unauthenticated=SILENT)
     with all_fronts(tmp_path, security=few) as broker, ExitStack() as silent:
         unfinished = []
         for _ in range(SILENT + 5):
@@ -94,7 +94,7 @@ def fill(stack, broker, port, count, beginning=b""):
 
 
 def test_who_has_sent_a_frame_does_not_go_for_a_newcomer(tmp_path):
-    with all_fronts(tmp_path, security=Security(connections=2)) as broker, ExitStack() as stack:
+    with all_fronts(tmp_path, security=Security(max_connections=2)) as broker, ExitStack() as stack:
         front = broker.fronts["rqueue"]
         ends = fill(stack, broker, "rqueue", 2, encode_subscribe("news"))
         until(lambda: front.connections == 2 and not broker.listeners.unfinished)
@@ -106,7 +106,7 @@ def test_who_has_sent_a_frame_does_not_go_for_a_newcomer(tmp_path):
 
 
 def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tmp_path, monkeypatch):
-    with all_fronts(tmp_path, security=Security(connections=1)) as broker, ExitStack() as stack:
+    with all_fronts(tmp_path, security=Security(max_connections=1)) as broker, ExitStack() as stack:
         front = broker.fronts["rqueue"]
         first, *_ = fill(stack, broker, "rqueue", 1)
         until(lambda: front.connections == 1)
@@ -148,7 +148,7 @@ def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
     ids=["rqueue", "pybroker", "ttp"],
 )
 def test_a_client_that_was_put_out_comes_again(tmp_path, client, front):
-    with all_fronts(tmp_path, security=Security(connections=1)) as broker:
+    with all_fronts(tmp_path, security=Security(max_connections=1)) as broker:
         with client(HERE, broker.ports[front]) as idle:
             until(lambda: broker.fronts[front].connections == 1)
             with dial(broker, front) as silent:
@@ -220,9 +220,9 @@ def test_a_drain_takes_no_new_connection_at_any_port(tmp_path):
 
 
 def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path, identities):
-    few = identities.of_broker(clients="token", token=OWN_TOKEN, tokenless=True, connections=2)
+    few = identities.of_broker(clients="token", token=OWN_TOKEN, tokenless=True, max_connections=2)
     with (
-        secure(tmp_path, identities, security=few, own=None, http=None) as broker,
+        secure(tmp_path, identities, security=few, native=None, http=None) as broker,
         ExitStack() as stack,
     ):
         unfinished = [stack.enter_context(dial_tls(broker, "rqueue", identities, None)) for _ in range(3)]

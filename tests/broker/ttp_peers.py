@@ -17,7 +17,7 @@ from transfer.broker.protocols.ttp import (
 )
 
 MIB = 1 << 20
-SETTINGS = TtpSettings(most_gathered=100_000, most_gathered_together=150_000, most_streams=3)
+SETTINGS = TtpSettings(max_stream_memory=100_000, max_memory=150_000, max_streams=3)
 
 
 class Peer:

@@ -388,7 +388,8 @@ def stopping_gives_time_to_drain(rendered: Rendered) -> Iterator[str]:
         (container,) = (each for each in spec["containers"] if each["name"] == "broker")
         pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
         drain = re.search(
-            r'drain = "(\d+)s"', rendered.named("ConfigMap", one["metadata"]["name"])["data"]["broker.toml"]
+            r'drain_timeout = "(\d+)s"',
+            rendered.named("ConfigMap", one["metadata"]["name"])["data"]["broker.toml"],
         )
         if drain is None or spec["terminationGracePeriodSeconds"] < pause + int(drain[1]) + 10:
             yield f"{_whose(one)} is killed before it has drained"

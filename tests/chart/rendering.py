@@ -84,7 +84,7 @@ CASES: dict[str, Values] = {
         "security": {"tls": {"extraNames": ["broker.example.com"], "extraAddresses": ["192.0.2.7"]}},
     },
     "all hooks": {
-        "broker": {**_HOOKS, "extraArgs": ["--set", "ttp.idle=2m"]},
+        "broker": {**_HOOKS, "extraArgs": ["--set", "ttp.idle_timeout=2m"]},
         "trainers": {**_HOOKS, "enabled": True, "image": "mine:1", "command": ["train"], "args": ["--fast"]},
         "image": {"pullSecrets": ["registry"], "digest": f"sha256:{'0' * 64}"},
         "commonLabels": {"owner": "us"},
@@ -99,11 +99,11 @@ CASES: dict[str, Values] = {
                 "retention": {"bytes": "80GB", "age": "7d"},
                 "topics": {
                     "transient": ["prefix:live/", "dots:metrics.>", 'exact:a"b\\c'], "keep": False,
-                    "most": 1000000,
+                    "max_topics": 1000000,
                 },
-                "delivery": {"attempts": 5, "first_delay": 0.25},
+                "delivery": {"max_attempts": 5, "first_delay": 0.25},
                 "direct": {"tenant_quotas": {"acme": 100, "other.name": 7}},
-                "ttp": {"most_data": 1099511627776},
+                "ttp": {"max_data": 1099511627776},
             },
         }
     },

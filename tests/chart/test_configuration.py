@@ -27,9 +27,9 @@ def test_the_broker_understands_its_file(name: str, tmp_path: Path) -> None:
     settings = found.settings
     host, endpoint = ("::", "tcp://[::]") if name == "IPv6" else ("0.0.0.0", "tcp://0.0.0.0")
     assert (found.folder, settings.host, settings.http) == (Path("/data"), host, 9180)
-    assert settings.drain == values["drainSeconds"]
-    assert settings.own is not None
-    listening = (settings.own.requests, settings.own.pushes, settings.own.subscriptions)
+    assert settings.drain_timeout == values["drainSeconds"]
+    assert settings.native is not None
+    listening = (settings.native.requests, settings.native.pushes, settings.native.subscriptions)
     assert listening == (f"{endpoint}:5580", f"{endpoint}:5581", f"{endpoint}:5582")
 
 
@@ -65,7 +65,7 @@ def test_options_arrive_as_they_were_written(tmp_path: Path) -> None:
         ("dots", "metrics.>"),
         ("exact", 'a"b\\c'),
     ]
-    assert (settings.keep, settings.most_topics, settings.attempts) == (False, 1_000_000, 5)
+    assert (settings.keep, settings.max_topics, settings.max_attempts) == (False, 1_000_000, 5)
     assert settings.first_delay == 0.25
     assert settings.direct.tenant_quotas == {"acme": 100, "other.name": 7}
-    assert settings.ttp_limits.most_data == 1 << 40
+    assert settings.ttp_limits.max_data == 1 << 40

@@ -116,7 +116,7 @@ def test_options_of_the_broker_are_those_that_it_has() -> None:
         for section, keys in schema()["properties"]["broker"]["properties"]["config"]["properties"].items()
         for key in keys["properties"]
     }
-    own = {"own.requests", "own.pushes", "own.subscriptions", "own.queues"}
+    own = {"native.requests", "native.pushes", "native.subscriptions", "native.queues"}
     own |= {"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"}
     sections = ("broker.", "http.", "spool.", "security.")
     wanted = {one.name for one in OPTIONS if not one.name.startswith(sections)} - own

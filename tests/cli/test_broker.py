@@ -102,13 +102,13 @@ def test_it_says_where_everything_is(start, tmp_path):
     code, output, _ = end(command)
     words = [line.split() for line in output.decode().splitlines()[1:]]
     assert code == 0
-    assert [line[0] for line in words] == ["own", "own", "ttp", "rqueue", "console"]
+    assert [line[0] for line in words] == ["native", "native", "ttp", "rqueue", "console"]
     assert [line[2] for line in words[:2]] == ["requests", "subscriptions"]
     assert words[-1][1].startswith(f"http://{HERE}:")
 
 
 def test_a_stop_waits_for_what_has_begun_and_the_second_does_not(serve):
-    command, printed = serve("--drain", "1h")
+    command, printed = serve("--drain-timeout", "1h")
     with socket.create_connection((HERE, printed["ports"]["rqueue"]), 20) as peer:
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
         until(lambda: get_json(printed["ports"]["http"], "overview")["topics"], 1)
@@ -120,7 +120,7 @@ def test_a_stop_waits_for_what_has_begun_and_the_second_does_not(serve):
 
 
 def test_a_stop_does_not_wait_for_ever(serve):
-    command, printed = serve("--drain", "100ms")
+    command, printed = serve("--drain-timeout", "100ms")
     with socket.create_connection((HERE, printed["ports"]["rqueue"]), 20) as peer:
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
         until(lambda: get_json(printed["ports"]["http"], "overview")["topics"], 1)
@@ -151,9 +151,13 @@ def test_a_file_and_variables_are_read(start, tmp_path, monkeypatch):
     monkeypatch.setenv("ADMIN_TOKEN", "secret")
     monkeypatch.setenv("FASTPATH_SOCKET_PATH", "/tmp/x.sock")
     rest = ANYWHERE[ANYWHERE.index("--rqueue") :]
-    command = start("broker", "--config", file, *rest, "--set", "ttp.idle=2m", "--json")
+    command = start("broker", "--config", file, *rest, "--set", "ttp.idle_timeout=2m", "--json")
     printed = json.loads(command.first_line())
-    assert printed["folder"] == str(tmp_path / "kept") and list(printed["fronts"]) == ["own", "ttp", "rqueue"]
+    assert printed["folder"] == str(tmp_path / "kept") and list(printed["fronts"]) == [
+        "native",
+        "ttp",
+        "rqueue",
+    ]
     assert ask(printed["ports"]["http"], "/api/overview")[0] == 401
     code, _, said = end(command)
     assert code == 0 and said.startswith("transfer: FASTPATH_SOCKET_PATH: no effect")
@@ -291,7 +295,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
             "--ttp is 'many'\n  hint: it has to be a port from 0 to 65535, or off",
         ),
         (["--data", "x", "--requests", "nowhere"], "--requests is 'nowhere'"),
-        (["--data", "x", "--set", "ttp.ilde=3"], "'ttp.idle' is the nearest that there is"),
+        (["--data", "x", "--set", "ttp.ilde=3"], "'ttp.idle_timeout' is the nearest that there is"),
         (["--data", "x", "--retention-age", "7 years"], "--retention-age is '7 years'"),
         (["--data", "x", "--config", "none.toml"], "none.toml cannot be read"),
         (["--data", __file__], "is no folder"),

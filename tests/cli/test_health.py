@@ -20,7 +20,7 @@ from transfer.transports.errors import AddressError, UsageError
 from transfer.transports.security.settings import Security
 
 NO_TLS = Security()
-OTHER = ("own", "ttp", "pybroker", "rqueue", "spool", "abtp")
+OTHER = ("native", "ttp", "pybroker", "rqueue", "spool", "abtp")
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ WRONG = [
     (*SPOOL, "--metrics", "x"),
     *[(*BROKER, "--retention-bytes", value) for value in ("0", "1000", "0%", "x")],
     *[(*BROKER, "--retention-age", value) for value in ("0", "x")],
-    (*BROKER, "--drain", "x"),
+    (*BROKER, "--drain-timeout", "x"),
     (*BROKER, "--threads", "0"),
     *[
         ("bench", "broker", f"--{name}", "0")

@@ -70,7 +70,7 @@ def test_a_broker_listens_at_the_ports_of_the_table_and_no_others(start, tmp_pat
     words = []
     for option, port in ports.items():
         place = str(port) if option.endswith(".port") else f"tcp://{HERE}:{port}"
-        words += ["--set", f"{option}=" + (f"jobs={place}" if option == "own.queues" else place)]
+        words += ["--set", f"{option}=" + (f"jobs={place}" if option == "native.queues" else place)]
     broker = start("broker", "--data", tmp_path / "data", *words)
     assert broker.first_line(), broker.end()
     assert listening(broker.process.pid) == wanted

@@ -31,7 +31,7 @@ from transfer.transports.errors import Again
 #: beyond what a letter keeps in the database
 _LARGE = 70_000
 _OWN = {
-    "own": NativeSettings(FREE, "", ""),
+    "native": NativeSettings(FREE, "", ""),
     "ttp": None,
     "pybroker": None,
     "rqueue": None,

@@ -21,7 +21,7 @@ from transfer.transports.errors import Again
 
 _OPTIONS = {
     "abtp": AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
-    "own": None,
+    "native": None,
     "ttp": None,
     "pybroker": None,
     "rqueue": None,

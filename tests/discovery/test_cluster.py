@@ -67,7 +67,7 @@ BROKER = """
     from tests.broker.in_process_broker import ANYWHERE
     from transfer.broker.fronts.native import NativeSettings
     from transfer.broker.server import Broker
-    with Broker(sys.argv[1], replace(ANYWHERE, own=NativeSettings("tcp://10.77.0.1:5580", "", ""))):
+    with Broker(sys.argv[1], replace(ANYWHERE, native=NativeSettings("tcp://10.77.0.1:5580", "", ""))):
         print("ready", flush=True)
         sys.stdin.read()
 """

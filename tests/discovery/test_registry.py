@@ -39,8 +39,8 @@ class Service:
     def start(self):
         from dataclasses import replace
 
-        self.broker = Broker(self._folder, replace(ANYWHERE, own=NativeSettings(self.endpoint, "", "")))
-        self.books = self.broker.fronts["own"].registry
+        self.broker = Broker(self._folder, replace(ANYWHERE, native=NativeSettings(self.endpoint, "", "")))
+        self.books = self.broker.fronts["native"].registry
 
     def stop(self):
         self.broker.close()

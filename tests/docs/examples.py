@@ -38,9 +38,9 @@ _PORTS = re.compile(r"\b(?:5555|5570|5580|5581|5582|5590|9100)\b")
 _BROKER = """
 for port in TTP PYBROKER RQUEUE HTTP; do export TRANSFER_BROKER__${port}__PORT=0; done
 for end in ABTP__ROUTER ABTP__PUB SPOOL__ENDPOINT; do export TRANSFER_BROKER__$end=tcp://127.0.0.1:0; done
-export TRANSFER_BROKER__OWN__REQUESTS=tcp://127.0.0.1:5580
-export TRANSFER_BROKER__OWN__PUSHES=tcp://127.0.0.1:5581
-export TRANSFER_BROKER__OWN__SUBSCRIPTIONS=tcp://127.0.0.1:5582
+export TRANSFER_BROKER__NATIVE__REQUESTS=tcp://127.0.0.1:5580
+export TRANSFER_BROKER__NATIVE__PUSHES=tcp://127.0.0.1:5581
+export TRANSFER_BROKER__NATIVE__SUBSCRIPTIONS=tcp://127.0.0.1:5582
 """
 #: ends what an example left in the background, as a reader ends it by Ctrl-C
 _END = 'left=$(jobs -p); if [ -n "$left" ]; then kill $left; wait; fi'

@@ -170,7 +170,7 @@ def check_kept(places: dict[str, dict[str, str]], numbers: dict[str, int]) -> No
     """What good clients published is there, in its order."""
     security = read_security()
     with BrokerClient(places["endpoints"]["requests"], timeout=20) as client:
-        for target in ("own", "ttp"):
+        for target in ("native", "ttp"):
             consumer = client.consume(f"good.{target}", "check", begin="old", window=1000)
             found: list[int] = []
             while len(found) < numbers[target]:

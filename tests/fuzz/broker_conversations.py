@@ -393,7 +393,7 @@ SECURED: dict[str, Callable[[random.Random], Talk]] = {
 }
 #: the port of each in the table of limits (docs/reference/limits.md)
 PORTS = {
-    "requests": ("own front", "own sockets, spool, registry: tcp, ipc", "registry"),
+    "requests": ("native front", "native sockets, spool, registry: tcp, ipc", "registry"),
     "ttp": ("TTP",),
     "pybroker": ("PyBroker",),
     "rqueue": ("rqueue",),
@@ -403,8 +403,8 @@ PORTS = {
     "metrics": ("HTTP of metrics",),
     "spool": ("spool",),
     "rows": ("spool",),
-    "pushes": ("own front",),
-    "subscriptions": ("own front",),
+    "pushes": ("native front",),
+    "subscriptions": ("native front",),
     "requests greeting": ("one host",),
     "requests tls": ("each port of a broker or spool, each bound endpoint",),
 }

@@ -123,7 +123,7 @@ def _spool(places: Any) -> Iterator[Round]:
 
 
 CLIENTS = {
-    "own": _own, "ttp": _ttp, "pybroker": _pybroker, "rqueue": _rqueue, "abtp": _abtp, "http": _http,
+    "native": _own, "ttp": _ttp, "pybroker": _pybroker, "rqueue": _rqueue, "abtp": _abtp, "http": _http,
     "registry": _registry, "spool": _spool,
 }  # fmt: skip
 

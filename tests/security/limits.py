@@ -121,7 +121,7 @@ LIMITS = {
         "security/test_limits.py::test_bytes_of_a_peer_that_does_not_say_who_it_is",
     ),
     (
-        "own sockets, spool, registry: tcp, ipc",
+        "native sockets, spool, registry: tcp, ipc",
         "bytes of a hello; of a step to a faster transport; of a message",
     ): (
         "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(TRANSFER.maxmsgsize))),
@@ -129,12 +129,12 @@ LIMITS = {
         "shm/test_upgrade.py::test_a_body_that_is_no_step_is_refused",
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
     ),
-    ("own sockets, spool, registry: tcp, ipc", "subscriptions of a SUB; their bytes"): (
+    ("native sockets, spool, registry: tcp, ipc", "subscriptions of a SUB; their bytes"): (
         f"{number(pub_sub.MAX_SUBSCRIPTIONS)}; {size(pub_sub.MAX_SUBSCRIBED)}",
         "faults/test_bad_peer.py::test_a_subscription_too_long_or_too_many",
     ),
     (
-        "own sockets, spool, registry: tcp, ipc",
+        "native sockets, spool, registry: tcp, ipc",
         (
             "control frames of one peer that are read before other peers' turn; frames not for the program "
             "that one receive skips"
@@ -143,7 +143,7 @@ LIMITS = {
         f"{control.TURN_FRAMES}; {receiving.MOST_UNWANTED}",
         "core/test_receiving.py::test_control_frames_without_end_hold_up_no_call_and_nobody_else",
     ),
-    ("own sockets, spool, registry: tcp, ipc", "time for the handshake and hello (`handshake_ivl`)"): (
+    ("native sockets, spool, registry: tcp, ipc", "time for the handshake and hello (`handshake_ivl`)"): (
         seconds(TRANSFER.handshake_ivl / 1000),
         "security/test_unauthenticated_peers.py::test_one_byte_after_the_other",
     ),
@@ -156,7 +156,7 @@ LIMITS = {
         "shm/test_shm_stream.py::test_a_flood_of_announcements_is_refused",
     ),
     (
-        "own front",
+        "native front",
         (
             "bytes of programs whose batch takes longer than a turn of 4 ms, if their connection cannot be "
             "paused (rdma, ucx, the Python core); above it the front receives nothing"
@@ -166,7 +166,7 @@ LIMITS = {
         "broker/test_native_backlog.py::test_what_cannot_be_held_waits_within_limits",
     ),
     (
-        "own front",
+        "native front",
         (
             "bytes that wait for one program: above it its consumers pause; what one read, or one message, "
             "may add"
@@ -175,12 +175,12 @@ LIMITS = {
         f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
         "broker/test_native_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
     ),
-    ("own front", "messages on their way to all PULLs of a topic's endpoint; their bytes"): (
+    ("native front", "messages on their way to all PULLs of a topic's endpoint; their bytes"): (
         f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
         "broker/test_native_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
     ),
     (
-        "own front",
+        "native front",
         "bytes that wait for one SUB (no sum over SUBs); for one with `?begin=`, which reads on from the log",
     ): (
         "; ".join((size(TRANSFER.sndhwm_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
@@ -188,7 +188,7 @@ LIMITS = {
         "broker/test_catch_up.py::test_a_slow_one_loses_nothing_and_little_waits_for_it",
     ),
     (
-        "own front",
+        "native front",
         "positions that a SUB with `?begin=` sends; its subscriptions not yet handled; bytes of both",
     ): (
         "; ".join(
@@ -201,7 +201,7 @@ LIMITS = {
         "broker/test_catch_up.py::test_floods_end_their_connection",
     ),
     ("abtp", "bytes of a payload; of a message unpacked; of an envelope without its payload"): (
-        "; ".join((size(_ABTP.largest), size(_ABTP.largest), size(abtp_words.MAX_CONTROL))),
+        "; ".join((size(_ABTP.max_payload), size(_ABTP.max_payload), size(abtp_words.MAX_CONTROL))),
         "broker/test_abtp_fanout.py::test_what_is_too_large_for_the_pub_socket",
         "broker/test_abtp_control.py::test_decompression_is_bounded",
         "broker/test_abtp_limits.py::test_an_envelope_without_its_payload",
@@ -361,57 +361,61 @@ LIMITS = {
 }
 #: options of the broker that are limits, and the tests that reach them
 OPTIONS = {
-    "security.unfinished": (
+    "security.max_unauthenticated": (
         "broker/test_secure_connections.py::test_those_who_say_nothing_keep_nobody_out",
         "broker/test_unfinished_connections.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
         "broker/test_http_unfinished_connections.py::test_a_body_that_never_comes_holds_no_place",
     ),
-    "security.connections": ("broker/test_secure_connections.py::test_no_more_are_let_in_than_are_allowed",),
-    "security.handshake": ("broker/test_secure_connections.py::test_who_takes_too_long_is_put_out",),
-    "own.largest_in_pieces": ("broker/test_native_large_refusals.py::test_what_cannot_be_begun_is_refused",),
-    "own.largest": ("broker/test_native_front.py::test_too_large_a_message_ends_its_connection_only",),
-    "own.stalled": ("broker/test_native_large.py::test_who_stops_in_the_middle_is_told",),
-    "ttp.most_meta": (
+    "security.max_connections": (
+        "broker/test_secure_connections.py::test_no_more_are_let_in_than_are_allowed",
+    ),
+    "security.handshake_timeout": ("broker/test_secure_connections.py::test_who_takes_too_long_is_put_out",),
+    "native.max_message_in_pieces": (
+        "broker/test_native_large_refusals.py::test_what_cannot_be_begun_is_refused",
+    ),
+    "native.max_message": ("broker/test_native_front.py::test_too_large_a_message_ends_its_connection_only",),
+    "native.stall_timeout": ("broker/test_native_large.py::test_who_stops_in_the_middle_is_told",),
+    "ttp.max_meta": (
         "broker/test_ttp_front.py::test_bytes_that_are_no_frames_end_the_connection_with_a_word_and_nobody_elses",
     ),
-    "ttp.most_data": (
+    "ttp.max_data": (
         "broker/test_ttp_streams.py::test_a_stream_that_cannot_be_is_refused_once_and_the_rest_of_it_passed_over",
     ),
-    "ttp.most_streams": ("broker/test_ttp_streams.py::test_streams_are_limited_in_number_and_together",),
-    "ttp.most_gathered_together": (
-        "broker/test_ttp_streams.py::test_streams_are_limited_in_number_and_together",
-    ),
-    "ttp.most_subscriptions": (
+    "ttp.max_streams": ("broker/test_ttp_streams.py::test_streams_are_limited_in_number_and_together",),
+    "ttp.max_memory": ("broker/test_ttp_streams.py::test_streams_are_limited_in_number_and_together",),
+    "ttp.max_subscriptions": (
         "broker/test_turns.py::test_one_shape_too_many_is_refused_by_ttp_and_the_connection_goes_on",
     ),
-    "ttp.most_shapes": (
+    "ttp.max_pattern_shapes": (
         "broker/test_turns.py::test_one_shape_too_many_is_refused_by_ttp_and_the_connection_goes_on",
     ),
-    "ttp.most_shapes_together": (
+    "ttp.max_pattern_shapes_total": (
         "broker/test_turns.py::test_one_shape_too_many_is_refused_by_ttp_and_the_connection_goes_on",
     ),
-    "ttp.idle": (
+    "ttp.idle_timeout": (
         "broker/test_ttp_front.py::test_idle_connections_are_ended_but_subscribers_only_if_they_miss_heartbeats",
     ),
-    "pybroker.largest": (
+    "pybroker.max_payload": (
         "broker/test_pybroker_front.py::test_who_breaks_the_protocol_is_cut_off_and_others_are_not",
     ),
-    "pybroker.answers": ("broker/test_pybroker_front.py::test_answers_that_nobody_reads_are_bounded",),
-    "pybroker.stalled": ("broker/test_pybroker_front.py::test_who_stops_in_the_middle_is_cut_off",),
-    "rqueue.largest": (
+    "pybroker.max_pending": ("broker/test_pybroker_front.py::test_answers_that_nobody_reads_are_bounded",),
+    "pybroker.stall_timeout": ("broker/test_pybroker_front.py::test_who_stops_in_the_middle_is_cut_off",),
+    "rqueue.max_payload": (
         "broker/test_rqueue_front.py::test_who_breaks_the_protocol_is_cut_off_and_others_are_not",
     ),
-    "rqueue.limit": (
+    "rqueue.max_pending": (
         "broker/test_rqueue_front.py::test_who_never_reads_costs_a_bounded_number_of_bytes_and_nobody_else",
     ),
-    "rqueue.subscriptions": (
+    "rqueue.max_subscriptions": (
         "broker/test_rqueue_front.py::test_who_breaks_the_protocol_is_cut_off_and_others_are_not",
     ),
-    "rqueue.stalled": ("broker/test_rqueue_front.py::test_who_stops_in_the_middle_is_cut_off",),
-    "publish.announced_per_connection": ("broker/test_announced.py::test_the_limits_are_of_each_and_of_all",),
-    "publish.announced_total": ("broker/test_announced.py::test_the_limits_are_of_each_and_of_all",),
-    "topics.most": ("broker/test_store.py::test_too_many_topics",),
-    "groups.most": ("broker/test_many_groups.py::test_one_group_too_many_is_refused",),
+    "rqueue.stall_timeout": ("broker/test_rqueue_front.py::test_who_stops_in_the_middle_is_cut_off",),
+    "publish.max_announced_per_connection": (
+        "broker/test_announced.py::test_the_limits_are_of_each_and_of_all",
+    ),
+    "publish.max_announced": ("broker/test_announced.py::test_the_limits_are_of_each_and_of_all",),
+    "topics.max_topics": ("broker/test_store.py::test_too_many_topics",),
+    "groups.max_groups": ("broker/test_many_groups.py::test_one_group_too_many_is_refused",),
 }
 #: the port of each section of options that holds all limits of that port
 SECTIONS = {"ttp": "TTP", "pybroker": "PyBroker", "rqueue": "rqueue"}

@@ -79,7 +79,7 @@ def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, pki, core):
 
 def test_a_connection_that_asks_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(http, "KEEP_ALIVE", 0.3)
-    with running(tmp_path, http=0, own=None, ttp=None, pybroker=None, rqueue=None) as broker:
+    with running(tmp_path, http=0, native=None, ttp=None, pybroker=None, rqueue=None) as broker:
         with socket.create_connection(("127.0.0.1", broker.ports["http"]), 20) as connection:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             answer = HTTPResponse(connection)
@@ -90,7 +90,7 @@ def test_a_connection_that_asks_no_more(tmp_path, monkeypatch):
 
 
 def test_a_header_without_end(tmp_path):
-    with running(tmp_path, http=0, own=None, ttp=None, pybroker=None, rqueue=None) as broker:
+    with running(tmp_path, http=0, native=None, ttp=None, pybroker=None, rqueue=None) as broker:
         port = broker.ports["http"]
         assert ask(port, "/livez", X_Long="x" * 8000)[0] == 200
         assert ask(port, "/livez", X_Long="x" * 9000)[0] == 400

@@ -120,9 +120,9 @@ def test_ten_thousand_that_are_half_open(pair, pki, many_descriptors):
     server, address = pair.serve(security)
     before = memory()
     with flooding(address, count, [b"\x16", hello[:-1], hello]) as flood:
-        until(lambda: len(server.failed) >= count - security.unfinished, "those who were put out")
+        until(lambda: len(server.failed) >= count - security.max_unauthenticated, "those who were put out")
         assert flood.stdout.readline() == "open\n"
-        each = (memory() - before) / security.unfinished
+        each = (memory() - before) / security.max_unauthenticated
         pair.meets(server, pair.reach(address, security))
         reasons = {error.reason for error in server.failed}
     assert reasons == {"crowded"} and all(isinstance(error, HandshakeError) for error in server.failed)
@@ -156,7 +156,7 @@ def test_a_limit_of_connections(core):
     import transfer
 
     with (
-        transfer.Context(core=core, security=Security(connections=2)) as context,
+        transfer.Context(core=core, security=Security(max_connections=2)) as context,
         context.socket(transfer.PULL, rcvtimeo=10_000) as pull,
         transfer.Context(core=core) as others,
     ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
+from concurrent.futures import Future
+from contextlib import ExitStack
 
 import pytest
 
@@ -179,16 +181,30 @@ def listener():
     reactor.close()
 
 
+def taken(listener, key):
+    """`take`, in the reactor's thread, as the listener wants it."""
+    done = Future()
+
+    def take():
+        try:
+            done.set_result(listener.take(key))
+        except Declined as error:
+            done.set_exception(error)
+
+    listener._reactor.call_soon(take)
+    return done.result(10)
+
+
 def test_a_key_is_good_once(listener):
     key = secrets.token_bytes(TOKEN_SIZE)
-    ends = [*connect(listener.name, key)]
-    ends += listener.take(key)
-    ends += connect(listener.name, key)
-    with pytest.raises(Declined):
-        listener.take(secrets.token_bytes(TOKEN_SIZE))
-    assert ends[0].send(b"x") and ends[2].recv(1) == b"x", "the first one goes on undisturbed"
-    for end in ends:
-        end.close()
+    with ExitStack() as ends:
+        first, *_ = [ends.enter_context(end) for end in connect(listener.name, key)]
+        theirs, *_ = [ends.enter_context(end) for end in taken(listener, key)]
+        for end in connect(listener.name, key):
+            ends.enter_context(end)
+        with pytest.raises(Declined):
+            taken(listener, secrets.token_bytes(TOKEN_SIZE))
+        assert first.send(b"x") and theirs.recv(1) == b"x", "the first one goes on undisturbed"
 
 
 @pytest.fixture

@@ -143,7 +143,9 @@ def test_who_has_no_certificate_stays_out(context, made, authority) -> None:
 
 def test_more_connections_than_are_allowed(made, authority) -> None:
     issued = authority.issue("few")
-    few = Security(certificate=issued.certificate, key=issued.key, authority=authority.path, connections=2)
+    few = Security(
+        certificate=issued.certificate, key=issued.key, authority=authority.path, max_connections=2
+    )
     context = made(few)
     pull = context.socket(transfer.PULL)
     pull.bind("tcp://127.0.0.1:0")

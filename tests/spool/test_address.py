@@ -9,7 +9,7 @@ from transfer import cli
 from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import AddressError
 
-NONE = {"own": None, "ttp": None, "pybroker": None, "rqueue": None}
+NONE = {"native": None, "ttp": None, "pybroker": None, "rqueue": None}
 
 
 def test_rows_come_in_at_the_next_port():

@@ -162,7 +162,7 @@ class Broker:
 
     def endpoints_of(self, front: str) -> list[str]:
         """Returns where a front listens, as texts for people."""
-        if front == "own":
+        if front == "native":
             queues = [name for name in self.endpoints if name.startswith("queue ")]
             names = ("requests", "pushes", "subscriptions", *queues)
             return [f"{self.endpoints[name]} {name}" for name in names if name in self.endpoints]
@@ -240,8 +240,8 @@ class Broker:
         note_made(log)
         thread = DatabaseThread(loop, self.threads)
         self._owned.callback(thread.close)  # it ends before the database that it writes to
-        store = Store(log, settings.durable, most=settings.most_topics, room=room)
-        retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
+        store = Store(log, settings.durable, most=settings.max_topics, room=room)
+        retry = RetryPolicy(max_attempts=settings.max_attempts, initial=settings.first_delay)
         dead_letters = DeadLetterMaker(thread, self.letters, log)
         self.hub = Hub(
             loop,
@@ -249,9 +249,9 @@ class Broker:
             lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
             dead_letters.keep,
             is_dead_lettered=dead_letters.is_dead_lettered,
-            patience=settings.patience,
-            expire=settings.group_expire,
-            most_groups=settings.most_groups,
+            patience=settings.stall_timeout,
+            expire=settings.group_idle_age,
+            max_groups=settings.max_groups,
             threads=self.threads,
             announced=settings.announced,
         )
@@ -333,16 +333,16 @@ class Broker:
 
     def _open_fronts(self) -> None:
         settings = self.settings
-        own_defaults = replace(TRANSFER, handshake_ivl=max(1, int(settings.handshake * 1000)))
+        own_defaults = replace(TRANSFER, handshake_ivl=max(1, int(settings.handshake_timeout * 1000)))
         self.context = context = transfer.Context(security=settings.security, defaults=own_defaults)
         self._owned.callback(context.destroy, 0)
-        self.listeners = listeners = ListenerSet(self._loop, context, settings.handshake)
+        self.listeners = listeners = ListenerSet(self._loop, context, settings.handshake_timeout)
         self._owned.callback(listeners.close)
         self._lines = lines = ConnectionGroup(self._loop, context.pool)
         self._owned.callback(lines.close)
-        if settings.own is not None:
-            with _set_by("own.requests", "own.pushes", "own.subscriptions"):
-                own = self._add("own", NativeFront(self.hub, self._loop, context, settings.own))
+        if settings.native is not None:
+            with _set_by("native.requests", "native.pushes", "native.subscriptions"):
+                own = self._add("native", NativeFront(self.hub, self._loop, context, settings.native))
             self.endpoints = dict(own.endpoints)
         endpoints, disabled = tokenless.places(settings, context.credentials.security)
         if disabled:

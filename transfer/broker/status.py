@@ -79,7 +79,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "nacked": "deliveries of groups and abtp that were refused",
     "expired": "deliveries of groups and abtp that a consumer held for too long",
     "returned": "deliveries of groups whose consumer ended or had not got them",
-    "groups_expired": "groups removed after `groups.expire` without a consumer",
+    "groups_expired": "groups removed after `groups.idle_age` without a consumer",
     "stale_acks": "acknowledgements of deliveries that now belong to another consumer: refused, and audited",
     "not_audited": "stale acknowledgements, abtp's too, that the audit lacks: too many at once, or it failed",
     "dead_lettered": "messages that no consumer could process",
@@ -191,7 +191,7 @@ def _numbers(broker: Broker, names: FrontNames) -> Iterator[tuple[str, tuple[str
         yield "group_held_messages", labels, served.group.held
         yield "group_waiting_messages", labels, served.group.waiting
         yield "group_consumers", labels, served.group.consumers
-    own = broker.fronts.get("own")
+    own = broker.fronts.get("native")
     registry = own.registry if isinstance(own, NativeFront) else None
     yield "registrations", (), len(registry) if registry is not None else 0
     yield "registry_watchers", (), registry.watchers if registry is not None else 0

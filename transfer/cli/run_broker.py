@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 
 #: endpoints whose protocol has a token
-_TOKEN_PROVED = ("own", "spool", "rows")
+_TOKEN_PROVED = ("native", "spool", "rows")
 
 
 class _Signals:
@@ -115,14 +115,14 @@ def _opened(configuration: Configuration) -> Broker:
 
 def _drain(broker: Broker, stop_now: StopEvent) -> None:
     """Waits for begun work, until the deadline or a second signal."""
-    deadline = time.monotonic() + broker.settings.drain
+    deadline = time.monotonic() + broker.settings.drain_timeout
     broker.drain()
     while not broker.drained.wait(0.05):
         if stop_now.is_set():
             _log.warning("ended at once, because of a second signal")
             return
         if time.monotonic() >= deadline:
-            _log.warning("ended after %g s, with unfinished work", broker.settings.drain)
+            _log.warning("ended after %g s, with unfinished work", broker.settings.drain_timeout)
             return
 
 

@@ -62,6 +62,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, overload
 
 from transfer.transports.arguments import number as number_of, shown
+from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import ArgumentError, Closed, OptionError
 
 if TYPE_CHECKING:
@@ -266,7 +267,24 @@ def checked(name: str, value: Any) -> Any:
         raise _wrong(name, value, error) from error
 
 
+def check_type(name: str, socket_type: SocketType) -> None:
+    """Raises OptionError for an option that sockets of this type do not have."""
+    only = ONE_TYPE.get(name, socket_type)
+    if only is not socket_type:
+        raise OptionError(
+            f"{name} is an option of {only.name}, and this is a {socket_type.name}",
+            hint=f"set it on a {only.name}",
+        )
+
+
 ACTIONS = {"subscribe", "unsubscribe"}
+#: options that sockets of one type have
+ONE_TYPE = {
+    "router_mandatory": SocketType.ROUTER,
+    "router_handover": SocketType.ROUTER,
+    "req_relaxed": SocketType.REQ,
+    "req_correlate": SocketType.REQ,
+}
 #: further names of options, or of two at once
 ALIASES = {"hwm", "identity"}
 READ_ONLY = {"rcvmore", "fd", "events", "type", "last_endpoint"}

@@ -233,6 +233,8 @@ class Socket(Base):
                 self._check_forked()
                 if name in options.READ_ONLY:
                     raise OptionError(f"{name} can only be read")
+                if name in options.ONE_TYPE:
+                    options.check_type(name, self._pattern.socket_type)
                 value = options.checked(name, value)
                 check_name(self, name)
             super().__setattr__(name, value)

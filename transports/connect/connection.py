@@ -234,7 +234,7 @@ class AcceptorOwner(Owner):
     @property
     def most_unfinished(self) -> int:
         """The limit of concurrent handshakes."""
-        return MOST if self.credentials is None else self.credentials.security.unfinished
+        return MOST if self.credentials is None else self.credentials.security.max_unauthenticated
 
     def check_listening(self, address: Address) -> None:
         """Raises SecurityError if peers could connect there without authentication, or if none could."""

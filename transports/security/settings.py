@@ -28,8 +28,8 @@ class Security:
     proofs, and peers may prove any, so that it can be changed without a pause. unauthenticated: accept
     connections without authentication beyond loopback. tokenless: protocols without tokens may listen on this
     machine, and connect, although a token is set. encrypt: "all": disables rdma and ucx, which do not
-    encrypt. connections, unfinished: limits of one bound endpoint; the latter of peers that have not
-    authenticated yet.
+    encrypt. max_connections, max_unauthenticated: limits of one bound endpoint; the latter of peers that have
+    not authenticated yet.
     """
 
     certificate: str = ""
@@ -42,8 +42,8 @@ class Security:
     unauthenticated: bool = False
     tokenless: bool = False
     encrypt: str = "tcp"
-    connections: int = 100_000
-    unfinished: int = 4096
+    max_connections: int = 100_000
+    max_unauthenticated: int = 4096
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -86,7 +86,7 @@ class Security:
         for name in ("unauthenticated", "tokenless"):
             if not isinstance(getattr(self, name), bool):
                 raise wrong(name, getattr(self, name), "True or False")
-        for name in ("connections", "unfinished"):
+        for name in ("max_connections", "max_unauthenticated"):
             whole(getattr(self, name), name, 1)
 
     @property

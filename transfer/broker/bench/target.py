@@ -145,7 +145,7 @@ def started(crew: Processes, folder: Path, transient: tuple[TopicPattern, ...] |
     if transient is None:
         transient = tuple(pattern(Kind.PATHS, text) for text in TRANSIENT)
     settings = Settings(
-        own=NativeSettings(_FREE, _FREE, _FREE),
+        native=NativeSettings(_FREE, _FREE, _FREE),
         ttp=0,
         pybroker=None,
         rqueue=None,

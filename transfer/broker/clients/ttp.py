@@ -46,8 +46,9 @@ class TtpClient:
     """One connection. Not thread-safe: only one thread at a time may use it.
 
     name: sent to the broker; then the constructor waits for the answer. timeout: seconds that a call waits
-    without progress. heartbeat: seconds without sending after which `recv` sends a heartbeat. largest: bytes
-    of a received message at most. security: certificates, instead of those of the TRANSFER_TLS_ variables.
+    without progress. heartbeat: seconds without sending after which `recv` sends a heartbeat. max_payload:
+    bytes of a received message at most. security: certificates, instead of those of the TRANSFER_TLS_
+    variables.
 
     A client that publishes less than once a minute, and does not receive, has to call `heartbeat` in between:
     the broker closes silent connections.
@@ -66,15 +67,15 @@ class TtpClient:
         name: str = "",
         timeout: float = 30.0,
         heartbeat: float = 20.0,
-        largest: int = 16 << 30,
+        max_payload: int = 16 << 30,
         security: Security | None = None,
     ) -> None:
         text(name, "name")
-        limits = TtpLimits(MAX_TOPIC, MOST_META, whole(largest, "largest", 1))
+        limits = TtpLimits(MAX_TOPIC, MOST_META, whole(max_payload, "max_payload", 1))
         self._connection = TtpClientConnection(
             host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security
         )
-        self._assembly = Assembly(largest)
+        self._assembly = Assembly(max_payload)
         self._numbers = count((int.from_bytes(os.urandom(5), "big") << 20) + 1)
         if name:
             try:

@@ -83,9 +83,9 @@ def _settings_of(chosen: dict[str, Any], secured: Secured | None) -> Settings:
     base = Settings(security=_security(parts.pop("security", {}), secured))
     for name, fields in parts.items():
         changes[name] = replace(getattr(base, name), **fields)
-    own = changes.get("own", base.own)
-    if own is not None and not (own.requests or own.pushes or own.subscriptions):
-        changes["own"] = None
+    native = changes.get("native", base.native)
+    if native is not None and not (native.requests or native.pushes or native.subscriptions):
+        changes["native"] = None
     if "abtp" in changes and not changes["abtp"].router:
         changes["abtp"] = None
     named = frozenset(name.partition(".")[0] for name in chosen if name in _PLACES)
@@ -130,7 +130,7 @@ def parse_flag(text: str) -> ConfigValue:
     """Parses `section.key=value`, the argument of `--set`. Raises OptionError."""
     name, sign, value = text.partition("=")
     if not sign:
-        raise OptionError(f"--set {text!r} has no '='", hint="for instance --set ttp.idle=2m")
+        raise OptionError(f"--set {text!r} has no '='", hint="for instance --set ttp.idle_timeout=2m")
     name, value, place = name.strip(), value.strip(), f"--set {name.strip()}"
     if value[:1] not in ("[", "{"):
         return ConfigValue(name, value, place)

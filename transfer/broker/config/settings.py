@@ -47,25 +47,25 @@ class AbtpEndpoints:
 class Settings:
     """All settings of a broker.
 
-    host: address of the fronts on plain TCP. A port of None disables its front, 0 takes a free port. own:
+    host: address of the fronts on plain TCP. A port of None disables its front, 0 takes a free port. native:
     endpoints of transfer's own sockets; None: off. spool: endpoint of the spool from Spark to training, which
     shares the log; None: off. spool_ages: times after which the spool deletes unused data. http_host: None:
     `host`. token: of operators over HTTP; None: operators have to be on this machine. keep: topics keep their
-    messages, apart from `transient`. most_topics: topics at most. retention_bytes, retention_age: size of the
+    messages, apart from `transient`. max_topics: topics at most. retention_bytes, retention_age: size of the
     log, and seconds for which it keeps a message. It never removes a message that a group has not
-    acknowledged. group_expire: seconds without a consumer after which a group is removed; None: never.
-    most_groups: groups at most. announced: limits for payloads that are announced and have not arrived.
-    attempts: deliveries of a message before it is a dead letter; first_delay: seconds after the first
-    attempt. patience: seconds for which a slow consumer may block a large message for the other consumers.
-    drain: seconds that a clean stop gives to begun work. catalog: a file of routes, "" for none. direct:
-    limits of direct delivery. ack_timeout: seconds in which a consumer has to acknowledge there. route_grace:
-    seconds for which a message waits for a consumer that has just disconnected. security: certificates and
-    tokens; None: from the environment. named: fronts that the user configured: one of them that may not
-    listen is an error. handshake: seconds in which a connection has to authenticate.
+    acknowledged. group_idle_age: seconds without a consumer after which a group is removed; None: never.
+    max_groups: groups at most. announced: limits for payloads that are announced and have not arrived.
+    max_attempts: deliveries of a message before it is a dead letter; first_delay: seconds after the first
+    attempt. stall_timeout: seconds for which a slow consumer may block a large message for the other
+    consumers. drain_timeout: seconds that a clean stop gives to begun work. catalog: a file of routes, "" for
+    none. direct: limits of direct delivery. ack_timeout: seconds in which a consumer has to acknowledge
+    there. route_grace: seconds for which a message waits for a consumer that has just disconnected. security:
+    certificates and tokens; None: from the environment. named: fronts that the user configured: one of them
+    that may not listen is an error. handshake_timeout: seconds in which a connection has to authenticate.
     """
 
     host: str = "127.0.0.1"
-    own: NativeSettings | None = field(default_factory=NativeSettings)
+    native: NativeSettings | None = field(default_factory=NativeSettings)
     ttp: int | None = TTP_PORT
     pybroker: int | None = PYBROKER_PORT
     rqueue: int | None = RQUEUE_PORT
@@ -77,15 +77,15 @@ class Settings:
     token: str | None = field(default=None, repr=False)
     keep: bool = True
     transient: tuple[TopicPattern, ...] = ()
-    most_topics: int = 100_000
+    max_topics: int = 100_000
     retention_bytes: int | VolumeShare | None = field(default_factory=lambda: VolumeShare(80))
     retention_age: float | None = None
-    group_expire: float | None = None
-    most_groups: int = 10_000
-    attempts: int = 3
+    group_idle_age: float | None = None
+    max_groups: int = 10_000
+    max_attempts: int = 3
     first_delay: float = 0.1
-    patience: float = 10.0
-    drain: float = 10.0
+    stall_timeout: float = 10.0
+    drain_timeout: float = 10.0
     announced: AnnouncedLimits = field(default_factory=AnnouncedLimits)
     catalog: str = ""
     ack_timeout: float = 30.0
@@ -97,7 +97,7 @@ class Settings:
     fast_path: FastPath = field(default_factory=FastPath)
     security: Security | None = None
     named: frozenset[str] = field(default=frozenset(), compare=False)
-    handshake: float = 10.0
+    handshake_timeout: float = 10.0
 
     def durable(self, topic: str) -> bool:
         """Whether the broker keeps a topic's messages."""

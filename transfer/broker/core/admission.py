@@ -37,7 +37,7 @@ class Limit(StrEnum):
     QUEUED_DIRECT = "max_queued_direct"
     TOPIC_QUEUE = "max_per_topic_queue"
     LATER_QUEUE = "half of max_queued_direct, for messages with a later delivery time"
-    DELAY = "longest_delay"
+    DELAY = "max_delay"
     INFLIGHT = "max_inflight_per_consumer"
 
     @property
@@ -58,12 +58,12 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Limits in messages, except `max_inflight_bytes` and `longest_delay`. Raises OptionError.
+    """Limits in messages, except `max_inflight_bytes` and `max_delay`. Raises OptionError.
 
     max_inflight_per_consumer: messages that a consumer may hold without acknowledging them;
     max_inflight_bytes: of their payloads, after which it gets no more. max_per_topic_queue: messages of one
     topic that wait for one destination. max_queued_direct: all that wait; half of them may have a later
-    delivery time, at most `longest_delay` seconds from now. max_global_ingress: messages that are not
+    delivery time, at most `max_delay` seconds from now. max_global_ingress: messages that are not
     finished, waiting or in flight. tenant_quota: the same for one tenant, unless `tenant_quotas` has another
     number for it.
     """
@@ -75,7 +75,7 @@ class AdmissionLimits:
     max_global_ingress: int = 8192
     tenant_quota: int = 8192
     tenant_quotas: Mapping[str, int] = field(default_factory=dict)
-    longest_delay: float = 30 * 86400.0
+    max_delay: float = 30 * 86400.0
 
     def __post_init__(self) -> None:
         numbers = (
@@ -87,11 +87,11 @@ class AdmissionLimits:
         )
         if (
             min(numbers) < 1
-            or self.longest_delay < 0
+            or self.max_delay < 0
             or min(self.tenant_quota, *self.tenant_quotas.values(), 0) < 0
         ):
             raise OptionError(
-                f"{self} makes no sense", hint="limits are at least 1, quotas and longest_delay at least 0"
+                f"{self} makes no sense", hint="limits are at least 1, quotas and max_delay at least 0"
             )
 
     def quota(self, tenant: str) -> int:
@@ -186,7 +186,7 @@ class Admission:
             return Limit.QUEUED_DIRECT
         if self._topics[tenant, destination, topic] >= limits.max_per_topic_queue:
             return Limit.TOPIC_QUEUE
-        if delay > limits.longest_delay:
+        if delay > limits.max_delay:
             return Limit.DELAY
         if (
             delay > 0 and self._later >= (limits.max_queued_direct + 1) // 2

@@ -43,7 +43,7 @@ class Rules:
     """The dispatcher's limits and times; times in seconds. ack_timeout: after which an unacknowledged message
     is retried. heartbeat_timeout: after which a silent session ends. route_grace: for which the broker
     expects an ended session's consumer to come back for its topics. remembered: acknowledged messages that
-    are known, to distinguish a repeated ACK from a stale one. most_sessions: limit on registered
+    are known, to distinguish a repeated ACK from a stale one. max_sessions: limit on registered
     consumers. batch: limit on the messages that one call sends, retries or dead-letters, so that other
     work is not blocked."""
 
@@ -54,7 +54,7 @@ class Rules:
     weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
     route_grace: float = 0.0
     remembered: int = 8192
-    most_sessions: int = 10_000
+    max_sessions: int = 10_000
     batch: int = 256
 
 

@@ -229,8 +229,8 @@ class Dispatcher(DispatchSteps):
             self._refuse(peer, Fault.INVALID_SUBSCRIPTION, str(error))
             return
         before = self.sessions.find((ask.tenant, ask.consumer_id))
-        if before is None and len(self.sessions) >= self.rules.most_sessions:
-            text = f"{self.rules.most_sessions} consumers are registered"
+        if before is None and len(self.sessions) >= self.rules.max_sessions:
+            text = f"{self.rules.max_sessions} consumers are registered"
             self._refuse(peer, Fault.TOO_MANY_CONSUMERS, text)
             return
         if before is not None and before.session_id != ask.session_id:

@@ -17,7 +17,7 @@ class Front(IntEnum):
     """The protocol that a message came by. The numbers stand in the log: they never change."""
 
     BROKER = 0  # the broker itself: dead letters, messages without a route
-    OWN = 1
+    NATIVE = 1
     TTP = 2
     PYBROKER = 3
     RQUEUE = 4

@@ -38,12 +38,12 @@ class Announced:
         if self._by_source[source] + nbytes > self._limits.per_connection:
             raise LogFull(
                 f"{nbytes} bytes are announced, while {self._by_source[source]} are still missing",
-                hint="send what was announced first, or raise publish.announced_per_connection",
+                hint="send what was announced first, or raise publish.max_announced_per_connection",
             )
         if not self.fits(nbytes):
             raise LogFull(
                 f"{nbytes} bytes are announced, while all publishers together owe {self.nbytes} already",
-                hint="try again, or raise publish.announced_total",
+                hint="try again, or raise publish.max_announced",
             )
         return Announcement(self, source, nbytes)
 

@@ -396,7 +396,7 @@ class Groups:
         if len(self._groups) >= self._most:
             raise UsageError(
                 f"group {name!r} is one more than the {self._most} groups that are allowed",
-                hint="transfer groups remove; groups.expire removes unused ones",
+                hint="transfer groups remove; groups.idle_age removes unused ones",
             )
         topic = self._store.durable_topic(topic_name)
         low, high = self._store.range(topic)

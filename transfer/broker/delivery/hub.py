@@ -66,7 +66,7 @@ class Hub:
         is_dead_lettered: IsDeadLettered = lambda topic, group, offset: False,
         patience: float = PATIENCE,
         expire: float | None = None,
-        most_groups: int = MOST_GROUPS,
+        max_groups: int = MOST_GROUPS,
         threads: ServiceThreads | None = None,
         announced: AnnouncedLimits | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class Hub:
             store_dead_letter,
             is_dead_lettered,
             expire,
-            most_groups,
+            max_groups,
         )
         #: direct delivery, if a front has consumers for it
         self.direct: DispatcherDriver | None = None

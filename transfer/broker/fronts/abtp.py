@@ -88,7 +88,7 @@ class AbtpFront:
             load()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct = hub, loop, direct
-        self._limits = AbtpLimits(self.settings.largest)
+        self._limits = AbtpLimits(self.settings.max_payload)
         self._names, self._on_published, self._signatures = names, on_published, signatures
         self._unkept = self._unkept_bytes = 0
         self._scheduled = self._wanted = False
@@ -112,7 +112,7 @@ class AbtpFront:
         self._monitors = [
             one.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED) for one in sockets
         ]
-        self.subscriber = PubSubscriber(hub, self._send_to_subscribers, self.settings.largest)
+        self.subscriber = PubSubscriber(hub, self._send_to_subscribers, self.settings.max_payload)
         for socket in (self._router, self._pub, *self._monitors):
             loop.add_reader(socket.fileno(), self._readable)
         direct.attach(self)

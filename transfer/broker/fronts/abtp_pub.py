@@ -46,18 +46,18 @@ def envelope_of(message: Message, codec: str) -> tuple[bytes, bytes, str]:
 
 class PubSubscriber(BrokerSubscriber):
     """The hub's subscriber for all SUB sockets. send: puts topic and envelope on the PUB socket, which
-    silently drops messages for which a SUB has no room. It gathers a large message that comes in pieces,
-    one at a time. Another one meanwhile is read from the log if its topic is kept, else dropped and
-    counted. largest: bytes of a payload; larger ones are dropped. published: messages that were put on the
+    silently drops messages for which a SUB has no room. It gathers a large message that comes in pieces, one
+    at a time. Another one meanwhile is read from the log if its topic is kept, else dropped and counted.
+    max_payload: bytes of a payload; larger ones are dropped. published: messages that were put on the
     socket."""
 
     overflow = Overflow.SPILL
     queued = 0
 
-    def __init__(self, hub: Hub, send: Callable[[bytes, bytes], None], largest: int) -> None:
+    def __init__(self, hub: Hub, send: Callable[[bytes, bytes], None], max_payload: int) -> None:
         self._hub = hub
         self._send = send
-        self._largest = largest
+        self._max_payload = max_payload
         self._prefixes: dict[bytes, TopicPattern] = {}
         self._wanted: dict[TopicPattern, int] = {}
         self._gathered: tuple[Message, bytearray] | None = None
@@ -84,13 +84,13 @@ class PubSubscriber(BrokerSubscriber):
     # -- messages ----------------------------------------------------------------------------------------
 
     def offer(self, message: Message) -> None:
-        if message.nbytes > self._largest:
+        if message.nbytes > self._max_payload:
             self.dropped += 1
             return
         self._publish(message, *envelope_of(message, codec_of(message)))
 
     def begin(self, message: Message, nbytes: int) -> bool:
-        if self._gathered is not None or nbytes > self._largest:
+        if self._gathered is not None or nbytes > self._max_payload:
             return False
         self._gathered = message, bytearray()
         return True

@@ -19,9 +19,9 @@ _LINGER = 200
 class AbtpSettings:
     """Settings of the abtp front. router, pub: endpoints; port 0 is a free one.
 
-    largest: bytes of a payload. batch: messages of one turn. unkept, unkept_bytes: messages that may wait for
-    the disk before producers are throttled. peer_queue, sub_queue: messages that may wait in the sockets for
-    one peer. peer_bytes: bytes that may wait there for a peer of the ROUTER, unless one message alone is
+    max_payload: bytes of a payload. batch: messages of one turn. unkept, unkept_bytes: messages that may wait
+    for the disk before producers are throttled. peer_queue, sub_queue: messages that may wait in the sockets
+    for one peer. peer_bytes: bytes that may wait there for a peer of the ROUTER, unless one message alone is
     larger. peer_unread: messages of one peer that libzmq reads before the broker does. route_grace: seconds
     that a message waits for a consumer that disconnected a moment ago; awaiting, awaiting_of_topic: such
     messages, in all and of one topic.
@@ -29,7 +29,7 @@ class AbtpSettings:
 
     router: str = ROUTER_ENDPOINT
     pub: str = PUB_ENDPOINT
-    largest: int = 16 << 20
+    max_payload: int = 16 << 20
     batch: int = 128
     unkept: int = 8192
     unkept_bytes: int = 256 << 20
@@ -57,7 +57,7 @@ def open_sockets(
     pub = context.socket(zmq.XPUB)
     pub.setsockopt(zmq.SNDHWM, settings.sub_queue)
     for socket in (router, pub):
-        socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
+        socket.setsockopt(zmq.MAXMSGSIZE, settings.max_payload + _ENVELOPE_ROOM)
         socket.setsockopt(zmq.LINGER, _LINGER)
         socket.setsockopt(zmq.BACKLOG, 4096)  # as the broker's other listeners
     return router, pub

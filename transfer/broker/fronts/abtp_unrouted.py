@@ -36,7 +36,7 @@ class Awaiting:
 
 
 class AwaitingRoute:
-    """Holds messages, on the broker's loop. grace: seconds that a message waits at most. most, most_of_topic:
+    """Holds messages, on the broker's loop. grace: seconds that a message waits at most. most, max_of_topic:
     limits on messages in all, and of one topic. give: publishes a message again, when a consumer has
     registered and when its time is over."""
 
@@ -45,13 +45,13 @@ class AwaitingRoute:
         loop: asyncio.AbstractEventLoop,
         grace: float,
         most: int,
-        most_of_topic: int,
+        max_of_topic: int,
         give: Callable[[Awaiting], None],
     ) -> None:
         self._loop = loop
         self._grace = grace
         self._most = most
-        self._most_of_topic = most_of_topic
+        self._max_of_topic = max_of_topic
         self._give = give
         self._waiting: deque[Awaiting] = deque()
         self._nbytes = 0
@@ -70,7 +70,7 @@ class AwaitingRoute:
         one = Awaiting(peer, envelope, message, on_complete, until)
         if until <= now or len(self._waiting) >= self._most:
             return False
-        if self._of_topic[one.topic] >= self._most_of_topic or self._nbytes + message.nbytes > _MOST_BYTES:
+        if self._of_topic[one.topic] >= self._max_of_topic or self._nbytes + message.nbytes > _MOST_BYTES:
             return False
         self._add(one)
         if self._due is None:

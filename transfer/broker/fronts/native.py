@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
     """Settings of the native front. Endpoints; "" for none. requests: for DEALER and REQ; pushes: PUSH, PUB;
-    subscriptions: SUB. queues: endpoints for PULL, by topic. largest: bytes of a message;
-    largest_in_pieces: of one in pieces; stalled: seconds that a program may stop in the middle of such a
-    one."""
+    subscriptions: SUB. queues: endpoints for PULL, by topic. max_message: bytes of a message;
+    max_message_in_pieces: of one in pieces; stall_timeout: seconds that a program may stop in the middle of
+    such a one."""
 
     requests: str = "tcp://127.0.0.1:5580"
     pushes: str = "tcp://127.0.0.1:5581"
     subscriptions: str = "tcp://127.0.0.1:5582"
-    largest: int = 4 << 30
+    max_message: int = 4 << 30
     queues: Mapping[str, str] = field(default_factory=dict)
-    largest_in_pieces: int = 64 << 30
-    stalled: float = 30.0
+    max_message_in_pieces: int = 64 << 30
+    stall_timeout: float = 30.0
 
 
 class NativeFront:
@@ -59,17 +59,19 @@ class NativeFront:
         self.endpoints: dict[str, str] = {}
         try:
             if settings.requests:
-                pieces = UploadLimits(settings.largest_in_pieces, settings.largest, settings.stalled)
+                pieces = UploadLimits(
+                    settings.max_message_in_pieces, settings.max_message, settings.stall_timeout
+                )
                 requests = NativeRequests(hub, loop, context, self.counters, pieces)
                 self._add("requests", requests, settings)
             if settings.pushes:
                 self._add("pushes", Pushes(hub, loop, context, self.counters), settings)
                 publications = Publications(hub, loop, context, self.counters)
                 self._sockets.append(publications)
-                publications.listen(self.endpoints["pushes"], settings.largest)
+                publications.listen(self.endpoints["pushes"], settings.max_message)
             if settings.subscriptions:
                 self._publisher = NativePublisher(
-                    hub, loop, context, settings.subscriptions, settings.largest
+                    hub, loop, context, settings.subscriptions, settings.max_message
                 )
                 self.endpoints["subscriptions"] = self._publisher.endpoint
                 hub.subscribe(self._publisher, pattern(Kind.PREFIX, ""))
@@ -83,7 +85,7 @@ class NativeFront:
 
     def _add(self, name: str, added: LoopSocket, settings: NativeSettings) -> None:
         self._sockets.append(added)
-        self.endpoints[name] = added.listen(getattr(settings, name), settings.largest)
+        self.endpoints[name] = added.listen(getattr(settings, name), settings.max_message)
 
     @property
     def registry(self) -> Registry | None:

@@ -133,7 +133,7 @@ class Offers:
             self.taker.stale([(earlier.offset, earlier.attempt)])
         self._offers[delivery.offset] = _Offer(self, delivery.offset, delivery.attempt, message.nbytes)
         place = Place(delivery.offset, delivery.attempt, message.nbytes)
-        parts = message.head if message.front is Front.OWN else b""
+        parts = message.head if message.front is Front.NATIVE else b""
         self.taker.send(Op.OFFER, place, parts)
 
     def fetch(self, place: Place) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-_OWN = Front.OWN
+_NATIVE = Front.NATIVE
 #: flags of a frame that has more than the payload
 _SPECIAL = int(Flag.EXTENDED | Flag.LZ4)
 #: payloads from this size on are sent without a copy, however long that takes
@@ -34,19 +34,19 @@ def message_of(topic: str, frames: Sequence[Frame]) -> Message:
     first = frames[0]
     if len(frames) == 1 and first.meta is None and not first.flags & _SPECIAL:
         data = first.data
-        return Message(topic, (data if type(data) is bytes else flat(data),), _OWN)
+        return Message(topic, (data if type(data) is bytes else flat(data),), _NATIVE)
     parts = tuple(flat(frame.data) for frame in frames)
     head = b"".join(
         pack_part(Part(frame.flags, frame.meta or b"", len(part)))
         for frame, part in zip(frames, parts, strict=True)
     )
-    return Message(topic, parts, Front.OWN, head)
+    return Message(topic, parts, Front.NATIVE, head)
 
 
 def parts_of(message: Message) -> list[OutPart]:
     """Returns the parts of a message, as `send_frames` takes them. Raises ProtocolError for a damaged
     head."""
-    if message.front is not Front.OWN or not message.head:
+    if message.front is not Front.NATIVE or not message.head:
         return [(None, None, 0, part) for part in message.parts] or [(None, None, 0, b"")]
     described = check_head(message)
     payload = memoryview(message.payload)
@@ -62,7 +62,7 @@ def check_head(message: Message) -> list[Part]:
     """Returns the parts that a message's head describes; none for one plain part. Raises ProtocolError for a
     head that is damaged, or that a later version wrote: such frames would break their receiver's
     connection."""
-    if message.front is not Front.OWN:
+    if message.front is not Front.NATIVE:
         return []
     parts = unpack_parts(message.head)
     whole = not parts or sum(part.nbytes for part in parts) == message.nbytes

@@ -32,12 +32,12 @@ _MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Limits on messages in pieces. largest: bytes of one; whole: of another message, or of a piece. stalled:
-    seconds that a program may stop in the middle of one."""
+    """Limits on messages in pieces. largest: bytes of one; whole: of another message, or of a piece.
+    stall_timeout: seconds that a program may stop in the middle of one."""
 
     largest: int
     whole: int
-    stalled: float
+    stall_timeout: float
 
 
 class Arrivals:
@@ -60,7 +60,7 @@ class Arrivals:
 
     def tick(self) -> None:
         """Fails the messages of programs that stopped in the middle. Called about once a second."""
-        before = self.loop.time() - self.limits.stalled
+        before = self.loop.time() - self.limits.stall_timeout
         for arrival in [one for one in self.open if one.is_late(before)]:
             self.counters["stalled"] += 1
             arrival.fail(ProtocolError("stalled", "the program sent no more pieces of a message"))
@@ -118,7 +118,7 @@ class ProgramArrivals:
             raise ProtocolError("too_large", f"{begin.nbytes} bytes exceed the limit of {largest}")
         if len(self._open) >= _MOST:
             raise ProtocolError("control", f"{_MOST} messages in pieces are open; no more are allowed")
-        message = Message(topic, (), Front.OWN, begin.parts)
+        message = Message(topic, (), Front.NATIVE, begin.parts)
         self._open[number] = _Arrival(self, number, message, begin.nbytes)
 
     @property

@@ -31,11 +31,11 @@ SMALL = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class PublishingSettings:
-    """Limits of a front. largest: bytes of a payload. stalled: seconds that a peer may stop in the middle of
-    a message."""
+    """Limits of a front. max_payload: bytes of a payload. stall_timeout: seconds that a peer may stop in the
+    middle of a message."""
 
-    largest: int = (1 << 32) - 1
-    stalled: float = 30.0
+    max_payload: int = (1 << 32) - 1
+    stall_timeout: float = 30.0
 
 
 def kept(data: memoryview) -> Buffer:
@@ -110,7 +110,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
 
     def check_size(self, nbytes: int) -> None:
         """Raises ProtocolError if a payload is larger than this broker takes."""
-        largest = self._shared.settings.largest
+        largest = self._shared.settings.max_payload
         if nbytes > largest:
             raise ProtocolError("too_large", f"{nbytes} bytes exceed the limit of {largest}")
 
@@ -154,7 +154,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
         if self.paused:
             self._excused = now
         elif self._partial or self._upload is not None:
-            return now - max(self.last_read, self._excused) >= self._shared.settings.stalled
+            return now - max(self.last_read, self._excused) >= self._shared.settings.stall_timeout
         return False
 
 
@@ -163,7 +163,7 @@ class PublishingFront(ABC, Generic[_Settings]):
     names exist from the start."""
 
     #: published, published_bytes: messages taken, and their payloads. broken_off: large ones whose peer
-    #: disconnected. refused: connections ended for an invalid request. stalled: ended because the peer
+    #: disconnected. refused: connections ended for an invalid request. stall_timeout: ended because the peer
     #: stopped in the middle
     names: tuple[str, ...] = ("published", "published_bytes", "broken_off", "refused", "stalled")
 
@@ -185,9 +185,8 @@ class PublishingFront(ABC, Generic[_Settings]):
         for connection in list(self._shared.connections):
             if connection.is_stalled(now):
                 self.counters["stalled"] += 1
-                connection.close(
-                    f"the peer stopped in the middle of a message for {self._shared.settings.stalled:g} s"
-                )
+                stalled = self._shared.settings.stall_timeout
+                connection.close(f"the peer stopped in the middle of a message for {stalled:g} s")
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""

@@ -46,10 +46,11 @@ _MOST_BUFFERS = 64
 
 @dataclass(frozen=True, slots=True)
 class PyBrokerSettings(PublishingSettings):
-    """Settings of the front. largest, stalled: see PublishingSettings; a peer that does not read its answers
-    stalls, too. answers: bytes of answers that may wait for a peer before its next request is handled."""
+    """Settings of the front. max_payload, stall_timeout: see PublishingSettings; a peer that does not read
+    its answers stalls, too. max_pending: bytes of answers that may wait for a peer before its next request is
+    handled."""
 
-    answers: int = 4 << 20
+    max_pending: int = 4 << 20
 
 
 class _Fetches:
@@ -117,7 +118,7 @@ class PyBrokerConnection(PublishingConnection[PyBrokerSettings]):
             return super().is_stalled(now)
         if self.queued != self._waiting:
             self._waiting, self._moved = self.queued, now
-        return now - self._moved >= self._shared.settings.stalled
+        return now - self._moved >= self._shared.settings.stall_timeout
 
     def _publish(self, request: Publish, data: memoryview, position: int) -> int:
         topic, size, nbytes = request
@@ -145,7 +146,7 @@ class PyBrokerConnection(PublishingConnection[PyBrokerSettings]):
         self._shared.counters["fetched"] += 1
         for part in parts:
             self.write(part)
-        if self.queued >= self._shared.settings.answers:
+        if self.queued >= self._shared.settings.max_pending:
             self._waits = True
             self._waiting, self._moved = self.queued, self._loop.time()
             self.pause()

@@ -25,12 +25,12 @@ from transfer.transports.errors import ProtocolError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class RqueueSettings(PublishingSettings):
-    """Settings of the front. largest, stalled: see PublishingSettings. limit, overflow: see Subscriber.
-    subscriptions: topics that one connection may subscribe to at once."""
+    """Settings of the front. max_payload, stall_timeout: see PublishingSettings. max_pending, overflow: see
+    Subscriber. subscriptions: topics that one connection may subscribe to at once."""
 
-    limit: int = 64 << 20
+    max_pending: int = 64 << 20
     overflow: Overflow = Overflow.SPILL
-    subscriptions: int = 1_000_000
+    max_subscriptions: int = 1_000_000
 
 
 class RqueueConnection(PublishingConnection[RqueueSettings], BrokerSubscriber):
@@ -39,9 +39,9 @@ class RqueueConnection(PublishingConnection[RqueueSettings], BrokerSubscriber):
     queued: int = 0
 
     def __init__(self, shared: FrontShared[RqueueSettings], connection: socket.socket, peer: str) -> None:
-        self.limit = shared.settings.limit
+        self.limit = shared.settings.max_pending
         self.overflow = shared.settings.overflow
-        self.most = Most(patterns=shared.settings.subscriptions)
+        self.most = Most(patterns=shared.settings.max_subscriptions)
         self._begun = False  # a payload is being sent in pieces
         self._skips = False  # that payload is too large for a NOTIFICATION: its pieces are skipped
         self._behind: deque[Buffer] = deque()  # sent after that payload; `queued` includes it

@@ -36,22 +36,22 @@ _COUNTERS = (
 class TtpSettings:
     """The limits of the front, in bytes and seconds.
 
-    most_meta, most_data: of a frame; most_data: of a kept stream, too. most_gathered: of a stream in memory,
-    or of the descriptions of its chunks; most_gathered_together: of all streams in memory. most_streams: open
-    streams of one connection. most_subscriptions, most_shapes: of one connection; most_shapes_together: of
-    all connections (see Most). idle: seconds of silence after which a connection ends, and a stream is given
-    up.
+    max_meta, max_data: of a frame; max_data: of a kept stream, too. max_stream_memory: of a stream in memory,
+    or of the descriptions of its chunks; max_memory: of all streams in memory. max_streams: open streams of
+    one connection. max_subscriptions, max_pattern_shapes: of one connection; max_pattern_shapes_total: of all
+    connections (see Most). idle_timeout: seconds of silence after which a connection ends, and a stream is
+    given up.
     """
 
-    most_meta: int = 64 << 10
-    most_data: int = 64 << 30
-    most_gathered: int = 64 << 20
-    most_gathered_together: int = 1 << 30
-    most_streams: int = 256
-    most_subscriptions: int = 1_000_000
-    most_shapes: int = 128
-    most_shapes_together: int = 1024
-    idle: float = 60.0
+    max_meta: int = 64 << 10
+    max_data: int = 64 << 30
+    max_stream_memory: int = 64 << 20
+    max_memory: int = 1 << 30
+    max_streams: int = 256
+    max_subscriptions: int = 1_000_000
+    max_pattern_shapes: int = 128
+    max_pattern_shapes_total: int = 1024
+    idle_timeout: float = 60.0
 
 
 class TtpFront:
@@ -60,12 +60,12 @@ class TtpFront:
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: TtpSettings | None = None) -> None:
         self.hub = hub
         self.settings = settings or TtpSettings()
-        self.limits = TtpLimits(meta=self.settings.most_meta, data=self.settings.most_data)
-        self.shared = StreamsShared(self.settings.most_gathered_together)
+        self.limits = TtpLimits(meta=self.settings.max_meta, data=self.settings.max_data)
+        self.shared = StreamsShared(self.settings.max_memory)
         self.most = Most(
-            self.settings.most_subscriptions,
-            self.settings.most_shapes,
-            self.settings.most_shapes_together,
+            self.settings.max_subscriptions,
+            self.settings.max_pattern_shapes,
+            self.settings.max_pattern_shapes_total,
         )
         self.counters = dict.fromkeys(_COUNTERS, 0)
         #: by their bytes, so that finding a frame's topic takes one look-up

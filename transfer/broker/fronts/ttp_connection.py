@@ -70,7 +70,7 @@ class TtpConnection(TtpOutgoing):
         self._streams = Streams(
             front.hub,
             front.shared,
-            StreamLimits(settings.most_streams, settings.most_data, settings.most_gathered),
+            StreamLimits(settings.max_streams, settings.max_data, settings.max_stream_memory),
         )
         self._sink: StreamSink | None = None  # for data that are still to come
         self._number = 0  # the stream id of their frame
@@ -99,7 +99,7 @@ class TtpConnection(TtpOutgoing):
         """Publishes a batch of small PUBLISHes, the common case, that begin there: as many as a turn has time
         for. Returns their bytes; 0: another frame begins there, or it is not whole."""
         at, front, limit = begin, self._front, self._batch_limit
-        topics, most_meta = front.topics, front.limits.meta
+        topics, max_meta = front.topics, front.limits.meta
         messages: list[Message] = []
         wanted: list[int] = []
         while len(messages) < limit and end - at >= HEADER_SIZE:
@@ -108,7 +108,7 @@ class TtpConnection(TtpOutgoing):
             data_at = meta_at + meta_size
             stop: int = at + data_at + size
             if (
-                kind != _PUBLISH or size >= LARGE or topic_size > 255 or meta_size > most_meta or stop > end
+                kind != _PUBLISH or size >= LARGE or topic_size > 255 or meta_size > max_meta or stop > end
                 or magic != MAGIC or version != VERSION
             ):  # fmt: skip
                 break
@@ -237,7 +237,7 @@ class TtpConnection(TtpOutgoing):
         name = (decode_meta(meta) or {}).get("client", "")
         self.client = name[:255] if isinstance(name, str) else ""
         settings = self._front.settings
-        limits = {"idle": settings.idle, "most_data": settings.most_data, "most_meta": settings.most_meta}
+        limits = {"idle": settings.idle_timeout, "max_data": settings.max_data, "max_meta": settings.max_meta}
         self._answer(encode_head(TtpKind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
 
     def _subscribe(self, header: Header, topic: bytes, meta: bytes) -> None:
@@ -346,7 +346,7 @@ class TtpConnection(TtpOutgoing):
     def tick(self, now: float) -> None:
         """Ends the connection if it is idle. A subscriber need only answer the heartbeats that it gets."""
         self._report_full()
-        idle = self._front.settings.idle
+        idle = self._front.settings.idle_timeout
         if self.paused or self._sink is not None:
             self._streams.touch(now)
         for number in self._streams.stalled(now - idle):

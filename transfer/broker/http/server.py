@@ -74,8 +74,8 @@ class HttpServer:
             self._runner,
             broker.listeners.refusals("http"),
             authentication.is_authenticated,
-            patience=broker.settings.handshake,
-            unfinished=security.unfinished,
+            patience=broker.settings.handshake_timeout,
+            unfinished=security.max_unauthenticated,
             settings={
                 "access_log": None,
                 "keepalive_timeout": KEEP_ALIVE,

@@ -83,7 +83,7 @@ class ListenerSet:
         sockets, without TLS. Raises SecurityError if the broker has no certificate to show.
         """
         refused = self.refusals(name)
-        most = self.credentials.security.connections
+        most = self.credentials.security.max_connections
         silent = self._silent_at(refused) if pending is None else pending
 
         def accept(connection: socket.socket, peer: str) -> None:
@@ -105,7 +105,7 @@ class ListenerSet:
             accept,
             refused,
             patience=self.patience,
-            most=self.credentials.security.unfinished,
+            most=self.credentials.security.max_unauthenticated,
         )
         self._tls_acceptors.append(tls_acceptor)
         return tls_acceptor.accepted
@@ -150,7 +150,7 @@ class ListenerSet:
             return closed
 
         made: PendingConnections[Connection] = PendingConnections(
-            self._loop, evict, patience=None, most=self.credentials.security.unfinished
+            self._loop, evict, patience=None, most=self.credentials.security.max_unauthenticated
         )
         self._silent.append(made)
         return made

@@ -71,9 +71,9 @@ Request = Published | AbtpControl | Rejected
 
 @dataclass(frozen=True, slots=True)
 class AbtpLimits:
-    """Limits of a front. largest: bytes of a payload, also when decompressed."""
+    """Limits of a front. max_payload: bytes of a payload, also when decompressed."""
 
-    largest: int = 16 << 20
+    max_payload: int = 16 << 20
 
 
 def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: AbtpLimits) -> Request:
@@ -99,7 +99,7 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: AbtpL
             if len(rest[3]) > MAX_CONTROL:
                 raise ProtocolError(Code.MALFORMED_ENVELOPE, f"headers of more than {MAX_CONTROL:,} bytes")
         topic, data = check_name(rest[-3 if len(rest) == 5 else 0]), rest[-1]
-        origin = Origin(topic, peer.hex(), new_id, now_ms, limits.largest)
+        origin = Origin(topic, peer.hex(), new_id, now_ms, limits.max_payload)
         message_id = message_id or _message_id(data)
         if len(rest) == 2:
             return Published(read_old(data, origin), answer)

@@ -4,7 +4,7 @@ The first part of each message is a head; the parts after it are messages of top
 
     version 1 | op 1 | 0 2 | count 4 | number 8 | body
 
-Little-endian. See docs/protocols/own.md. Pure: no sockets.
+Little-endian. See docs/protocols/native.md. Pure: no sockets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     for each: length of its head 4 | its parts 4 | head
 
-Little-endian. See docs/protocols/own.md. Pure: no sockets.
+Little-endian. See docs/protocols/native.md. Pure: no sockets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 To the broker: BEGIN has the number of bytes, GRANT allows some of them, PIECEs bring them, END ends the
 message. To the program: OFFER describes a message, FETCH allows some of its bytes, RANGEs bring them.
-Little-endian. See docs/protocols/own.md. Pure: no sockets.
+Little-endian. See docs/protocols/native.md. Pure: no sockets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 REGISTER announces an endpoint for a lease, RENEW extends it, UNREGISTER ends it. LOOK_UP requests the members
 of a name, once or while the connection lasts: LISTED has all of them, and CHANGED later changes. See
-docs/protocols/own.md. Pure: no sockets.
+docs/protocols/native.md. Pure: no sockets.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Store:
             if len(self.topics) >= self._most and not self._forget_one():
                 raise UsageError(
                     f"topic {name!r} would exceed the limit of {self._most} topics",
-                    hint="remove unused topics, or raise topics.most",
+                    hint="remove unused topics, or raise topics.max_topics",
                 )
             topic = Topic(name, durable=self._durable(name))
             if not topic.durable:

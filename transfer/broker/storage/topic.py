@@ -21,13 +21,13 @@ _MAX_WITHHELD = 1000
 
 class Recent:
     """The newest messages of topics that groups read, in memory, so that they need not be read from the log.
-    Shared by all topics. most, most_bytes: limits on what it holds."""
+    Shared by all topics. most, max_bytes: limits on what it holds."""
 
-    __slots__ = ("_messages", "_most", "_most_bytes", "_nbytes", "_order")
+    __slots__ = ("_max_bytes", "_messages", "_most", "_nbytes", "_order")
 
-    def __init__(self, most: int = 16_384, most_bytes: int = 64 << 20) -> None:
+    def __init__(self, most: int = 16_384, max_bytes: int = 64 << 20) -> None:
         self._most = most
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._messages: dict[tuple[str, int | None], Message] = {}
         self._order: deque[Message] = deque()
         self._nbytes = 0
@@ -38,7 +38,7 @@ class Recent:
         order.extend(messages)
         self._messages.update({(one.topic, one.offset): one for one in messages})
         self._nbytes += nbytes
-        while self._nbytes > self._most_bytes or len(order) > self._most:
+        while self._nbytes > self._max_bytes or len(order) > self._most:
             oldest = order.popleft()
             self._nbytes -= oldest.nbytes
             self._messages.pop((oldest.topic, oldest.offset), None)

@@ -275,7 +275,7 @@ class ConnectionAdmission:
             raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self._pattern.one_to_one)
 
     def _check(self, socket: Socket, record: Endpoint, remote: Hello) -> None:
-        most = self._context.credentials.security.connections
+        most = self._context.credentials.security.max_connections
         if not record.outgoing and len(self._state.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")
         self._pattern.check(remote.socket_type, remote.routing_id)

@@ -127,7 +127,7 @@ def check_begin(address: Address, pattern: Pattern, *, bound: bool = False) -> b
             check_log_prefix(prefix)
         return True
     if address.is_directory:
-        hint = f"`{address.scheme}://` stands for many: name the broker's own.subscriptions by tcp://"
+        hint = f"`{address.scheme}://` stands for many: name the broker's native.subscriptions by tcp://"
     elif bound:
         hint = "bind without ?begin="
     else:
