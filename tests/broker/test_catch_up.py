@@ -804,7 +804,7 @@ def test_a_thread_that_unsubscribes_and_subscribes_while_another_receives(contex
             before = len(got)
             sub.unsubscribe(b"t")
             sub.subscribe(b"t")
-            # On a busy machine a connection may take longer than the pause: none would ever deliver anything.
+            # A connection may take longer than the pause: then none would ever deliver anything.
             eventually(lambda: len(got) > before or enough.is_set(), 10)
 
     thread = threading.Thread(target=changes)

@@ -161,7 +161,8 @@ def test_abtp_is_off_as_a_whole():
 
 
 def test_all_sockets_off_is_no_native_front():
-    off = [ConfigValue(f"native.{name}", "off", f"--{name}") for name in ("requests", "pushes", "subscriptions")]
+    names = ("requests", "pushes", "subscriptions")
+    off = [ConfigValue(f"native.{name}", "off", f"--{name}") for name in names]
     assert configured(off).settings.native is None
 
 
