@@ -67,7 +67,7 @@ class Silent:
 def test_a_consumer_that_beats_and_does_not_read(tmp_path):
     """Each time-out frees its places in flight, and more is sent: but not to the socket without end."""
     count = 48
-    limits = {"ack_timeout": 0.3, "first_delay": 0.1, "attempts": 1000}
+    limits = {"ack_timeout": 0.3, "first_delay": 0.1, "max_attempts": 1000}
     with running(tmp_path, abtp=ANYWHERE, **limits) as broker, producer(broker) as maker:
         front, silent = with_less_room(broker), Silent(broker)
         for number in range(count):

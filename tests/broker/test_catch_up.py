@@ -805,7 +805,7 @@ def test_a_thread_that_unsubscribes_and_subscribes_while_another_receives(contex
             sub.unsubscribe(b"t")
             sub.subscribe(b"t")
             # A connection may take longer than the pause: then none would ever deliver anything.
-            eventually(lambda: len(got) > before or enough.is_set(), 10)
+            eventually(lambda before=before: len(got) > before or enough.is_set(), 10)
 
     thread = threading.Thread(target=changes)
     thread.start()

@@ -34,11 +34,11 @@ class Site:
 
     def __init__(self, folder):
         self.folder = folder
-        self.own = NativeSettings(*(f"tcp://127.0.0.1:{port}" for port in free_ports(3)))
+        self.native = NativeSettings(*(f"tcp://127.0.0.1:{port}" for port in free_ports(3)))
         self._run = ExitStack()
 
     def start(self):
-        self.broker = self._run.enter_context(running(self.folder, native=self.own))
+        self.broker = self._run.enter_context(running(self.folder, native=self.native))
         self.client = self._run.enter_context(BrokerClient(self.broker.endpoints["requests"]))
         return self.broker
 
@@ -163,12 +163,12 @@ def test_another_log_at_the_same_place(site, tmp_path):
         site.stop()
         assert eventually(lambda: not sub.peers())
         shutil.rmtree(site.folder)
-        port = site.own
-        site.own = NativeSettings(FREE, FREE, FREE)  # it is not seen by the SUB yet
+        port = site.native
+        site.native = NativeSettings(FREE, FREE, FREE)  # it is not seen by the SUB yet
         site.start()
         publish(site.client, "t", range(100, 110))
         site.stop()
-        site.own = port
+        site.native = port
         site.start()
         publish(site.client, "t", range(110, 120))
         assert received(sub, 20) == {"t": list(range(100, 120))}

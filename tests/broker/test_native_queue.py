@@ -17,7 +17,7 @@ from transfer.transports.errors import Again, UsageError
 
 
 def with_queue(folder, **changes):
-    own = replace(ANYWHERE.own, queues={"orders": FREE})
+    own = replace(ANYWHERE.native, queues={"orders": FREE})
     return running(folder, native=own, **changes)
 
 

@@ -141,7 +141,7 @@ def test_nothing_is_read_for_a_program_that_has_gone(broker, published):
 def test_what_waits_for_all_who_pull_has_a_limit_in_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(own_queue, "MOST_WAITING", MOST)
     monkeypatch.setattr(group_reader, "MOST_BYTES", AT_ONCE)
-    own = replace(ANYWHERE.own, queues={"t": FREE})
+    own = replace(ANYWHERE.native, queues={"t": FREE})
     with (
         running(tmp_path, native=own) as broker,
         transfer.Context() as context,

@@ -229,7 +229,7 @@ def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
 
 
 def test_the_group_of_a_queue_stays(tmp_path):
-    own = replace(ANYWHERE.own, queues={"orders": FREE})
+    own = replace(ANYWHERE.native, queues={"orders": FREE})
     with running(tmp_path, http=0, native=own) as broker:
         answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="pull", expected=400)
         assert "PULL clients" in answer["message"] and list(groups(broker)) == ["pull"]

@@ -295,7 +295,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
             "--ttp is 'many'\n  hint: it has to be a port from 0 to 65535, or off",
         ),
         (["--data", "x", "--requests", "nowhere"], "--requests is 'nowhere'"),
-        (["--data", "x", "--set", "ttp.ilde=3"], "'ttp.idle_timeout' is the nearest that there is"),
+        (["--data", "x", "--set", "ttp.idle_timeot=3"], "'ttp.idle_timeout' is the nearest that there is"),
         (["--data", "x", "--retention-age", "7 years"], "--retention-age is '7 years'"),
         (["--data", "x", "--config", "none.toml"], "none.toml cannot be read"),
         (["--data", __file__], "is no folder"),

@@ -26,7 +26,7 @@ _OPTIONS = {
     "pybroker": None,
     "rqueue": None,
     "first_delay": 0.01,
-    "attempts": 100,
+    "max_attempts": 100,
 }
 
 

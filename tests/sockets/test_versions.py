@@ -139,7 +139,7 @@ from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.server import Broker
 from transfer.broker.settings import Settings
 own = OwnSettings(*3 * ["tcp://127.0.0.1:0"])
-settings = Settings(native=own, ttp=None, pybroker=None, rqueue=None, http=None, spool=None, abtp=None)
+settings = Settings(own=own, ttp=None, pybroker=None, rqueue=None, http=None, spool=None, abtp=None)
 with Broker(pathlib.Path(sys.argv[1]), settings) as broker:
     print(broker.endpoints["subscriptions"], flush=True)
     sys.stdin.read()
