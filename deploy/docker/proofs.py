@@ -19,7 +19,7 @@ from deploy.docker.namespaces import inside
 TCP_LIMIT = 200 * 10**6
 _TOOLS = ("gcc", "cc", "c++", "g++", "ld", "as", "make", "cython", "pip", "pip3", "curl", "wget", "git")
 #: beginnings of paths that only the rdma image has
-_RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "pyverbs", "ucx")
+_RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "ucx")
 _CUDA = ("cuda", "libcuda", "nvidia", "ucxx", "torch", "pyspark", "pyarrow")
 _PACKAGES = "opt/transfer/lib/python3.11/site-packages/"
 _OWN = tuple(_PACKAGES + name for name in ("transfer", "tensor_transfer", "pyspark_transfer"))
@@ -67,9 +67,9 @@ from transfer.transports import config
 assert available(config.ucx_driver())
 functions = load()
 assert has_infiniband(mapped(own_maps())), "UCX without InfiniBand"
-import pyverbs.device
+from transfer.transports.rdma.driver import load as load_verbs
 print("UCX", functions.version, "of", next(one.path for one in mapped(own_maps()) if one.name == "libucp"))
-print("pyverbs of", pyverbs.device.__file__)
+print("libibverbs", load_verbs().version)
 """
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import helm_python
 import pytest
 
 from tests.chart.rendering import CHART, ROOT, Values, render
+from transfer.transports.core import native
 from transfer.transports.errors import DeviceError
 from transfer.transports.rdma import device_selection, failures, probe
 from transfer.transports.rdma.device_selection import Device, DevicePort, Wishes
+from transfer.transports.rdma.libibverbs_driver import LibibverbsDriver
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
 WORDS = " ".join(PAGE.split())
@@ -56,15 +61,32 @@ def test_why_a_device_cannot_be_used(devices: tuple[Device, ...], wishes: Wishes
     assert re.search(rf"\| `{re.escape(text)}` \| `{word}` \|", PAGE), text
 
 
-def test_why_a_driver_cannot_be_used() -> None:
-    for error in (
-        failures.device_failed(13, "mlx5_0", "opening the device"),
-        failures.import_failed(ImportError("No module named 'pyverbs'")),
-        failures.import_failed(ImportError("version `IBVERBS_PRIVATE_50' not found")),
-    ):
-        assert isinstance(error, DeviceError)
-        text = re.split(r"[:,] (?=No module|version|Permission)", str(error).partition("\n")[0])[0]
-        assert f"| `{text}` | `{error.reason}` |" in PAGE
+def test_why_a_driver_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refused = failures.device_failed(13, "mlx5_0", "opening the device")
+    assert isinstance(refused, DeviceError)
+    errors = [refused]
+    # In a process of its own: this one may have loaded libibverbs before.
+    (tmp_path / "libibverbs.so.1").touch()
+    code = (
+        "from transfer.transports.rdma.libibverbs_driver import LibibverbsDriver\n"
+        "from transfer.transports.errors import DeviceError\n"
+        "try: LibibverbsDriver()\n"
+        "except DeviceError as error: print(error.reason, str(error).partition(chr(10))[0])"
+    )
+    environ = {**os.environ, "TRANSFER_LIBIBVERBS": str(tmp_path / "libibverbs.so.1")}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    reason, _, text = ran.stdout.strip().partition(" ")
+    errors.append(DeviceError(reason, text))
+    monkeypatch.setitem(sys.modules, "transfer.transports.core.native.libibverbs", None)
+    monkeypatch.delattr(native, "libibverbs", raising=False)
+    with pytest.raises(DeviceError) as caught:
+        LibibverbsDriver()
+    errors.append(caught.value)
+    for error in errors:
+        text = re.split(r"[:,] (?=/|which|Permission)", str(error).partition("\n")[0])[0]
+        assert f"| `{text}` | `{error.reason}` |" in PAGE, text
 
 
 def test_too_little_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

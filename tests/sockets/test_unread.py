@@ -82,7 +82,8 @@ def test_a_request_and_its_reply(context, options):
 
 
 def test_a_reply_that_was_given_up_is_not_taken_for_the_next(context, options):
-    rep, req = pair_of(context, REP, REQ, req_relaxed=True, **options)
+    rep, req = pair_of(context, REP, REQ, **options)
+    req.req_relaxed = True
     req.send(b"first")
     rep.send(TEXT + rep.recv())
     refused(req.recv_tensor)

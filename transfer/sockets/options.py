@@ -257,24 +257,21 @@ def core_values(defaults: Defaults) -> Sequence[tuple[str, int]]:
     return [(attribute, getattr(defaults, name)) for name, attribute in attributes.items()]
 
 
-def checked(name: str, value: Any) -> Any:
-    """Checks the value of an option that is an attribute of the core. Raises OptionError."""
+def checked(name: str, value: Any, socket_type: SocketType) -> Any:
+    """Checks that sockets of this type have the option, and the value of an attribute of the core.
+
+    Raises OptionError.
+    """
+    only = ONE_TYPE.get(name, socket_type)
+    if only is not socket_type and value is not False:  # which it is already
+        what = f"{name} is an option of {only.name}, and this is a {socket_type.name}"
+        raise OptionError(what, hint=f"set it on a {only.name}")
     if name not in CORE:
         return value
     try:
         return CORE[name](value)
     except ValueError as error:
         raise _wrong(name, value, error) from error
-
-
-def check_type(name: str, socket_type: SocketType) -> None:
-    """Raises OptionError for an option that sockets of this type do not have."""
-    only = ONE_TYPE.get(name, socket_type)
-    if only is not socket_type:
-        raise OptionError(
-            f"{name} is an option of {only.name}, and this is a {socket_type.name}",
-            hint=f"set it on a {only.name}",
-        )
 
 
 ACTIONS = {"subscribe", "unsubscribe"}

@@ -233,9 +233,7 @@ class Socket(Base):
                 self._check_forked()
                 if name in options.READ_ONLY:
                     raise OptionError(f"{name} can only be read")
-                if name in options.ONE_TYPE:
-                    options.check_type(name, self._pattern.socket_type)
-                value = options.checked(name, value)
+                value = options.checked(name, value, self._pattern.socket_type)
                 check_name(self, name)
             super().__setattr__(name, value)
 

@@ -102,7 +102,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     ) -> None:
         kind = our_type(socket_type)
         if copy_threshold is not None:
-            copy_threshold = checked("copy_threshold", copy_threshold)
+            copy_threshold = checked("copy_threshold", copy_threshold, wire.SocketType[kind.name])
         #: values of options that are stored and have no effect
         self._ignored: dict[SocketOption, int | bytes] = {}
         self._kind = kind

@@ -11,6 +11,7 @@ json_check     checks whether JSON decoders can read a peer's text, without the 
 kernel_writes  a connection's out-queue, and the system calls that write it, without the GIL
 known_tensors  headers of tensors that were sent before
 large_frames   the large frame that a Stream receives
+libibverbs     libibverbs, looked up when the rdma transport is first used
 message        one outgoing message: from OutFrames to segments in a link's queue, and back again
 openssl        OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
 outgoing       the sending half of a Stream
@@ -25,6 +26,7 @@ stream         one connection as Python sees it, from opening to closing
 thread         the flusher: a thread that never takes the GIL
 tls            TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
 tls_channel    TlsContext and TlsChannel: Python sets them up, runs the handshake, and passes them to a Stream
+verbs          devices, regions, queues and queue pairs of libibverbs
 
 Stream and SocketBase are classes in layers, one file each; each derives from the one above it:
 
