@@ -2,6 +2,7 @@
 
 A probe that fails is a finding, never an error. `throughput` measures the transports between two machines.
 
+fabric      checks the network below rdma: links, GID, packet size, lost packets, flow control, GPU memory
 finding     the doctor's findings, one for each check
 machine     checks the machine: Python, the core, the kernel's limits, libraries
 security    checks the certificates and tokens of the environment, and how long they are valid
@@ -20,7 +21,7 @@ __all__ = ["Check", "as_data", "examine", "healthy"]
 
 def examine() -> list[Check]:
     """Returns all findings. It takes a few seconds at most, and opens and closes sockets."""
-    from transfer.doctor import machine, security, transports
+    from transfer.doctor import fabric, machine, security, transports
 
     probes: tuple[Callable[[], Iterable[Check]], ...] = (
         machine.base,
@@ -28,6 +29,7 @@ def examine() -> list[Check]:
         machine.limits,
         transports.network,
         transports.devices,
+        fabric.fabric,
         machine.libraries,
         transports.protocol,
         security.security,

@@ -25,6 +25,8 @@ _PATIENCE = 5.0
 _UNNAMED = frozenset({LOCAL, "ipc", "inproc"})
 #: results of probes for transports that are absent and optional
 _ABSENT = frozenset({"no_device", "missing", "switched_off", "system", "no_host_id"})
+#: of a probe's details those that `fabric` judges
+_JUDGED = frozenset({"gid_index", "mtu", "peermem"})
 
 
 # --- self tests ---------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def devices() -> Iterator[Check]:
     """Checks the devices of the faster transports."""
     for name in ("rdma", "ucx"):
         for key, value in probe(name).details.items():
-            if value not in ("", (), [], {}, None):
+            if key not in _JUDGED and value not in ("", (), [], {}, None):
                 yield Check("devices", f"{name} {key}".replace("_", " "), "ok", _shown(value))
     yield from _ucx()
     gpu = read("/proc/driver/nvidia/version").splitlines()

@@ -2,6 +2,7 @@
 
 control_messages   the messages of the rdma transport on the TCP connection next to its queue pair
 credits            how many eager buffers a sender may fill
+device_events      what a device reports by itself: that it is gone, that a link went down or came back
 device_selection   selects device, port and GID
 domain             an open device with its protection domain, which all sockets of a context share
 driver             the interface to libibverbs

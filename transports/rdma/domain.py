@@ -8,16 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.transports.errors import Closed, ForkedError, TransferError
+from transfer.transports.rdma.device_events import DeviceEvents, watch
 from transfer.transports.rdma.device_selection import DeviceRoute, choose_route
 from transfer.transports.rdma.driver import DeviceHandle, Driver, load
 from transfer.transports.rdma.memory import Handle, Regions, SlabPool, Sources
+from transfer.transports.reactor import Reactor
 
 
 class Domain:
     """One device, opened. Thread-safe; not for a forked child.
 
-    received: memory that payloads are READ into. sources: makes payloads readable for peers.
+    received: memory that payloads are READ into. sources: makes payloads readable for peers. lost: why the
+    device works no more. on_lost: called with that error, once; each adds and removes itself.
     """
+
+    lost: TransferError | None = None
+    _events: DeviceEvents | None = None
 
     def __init__(self, device: DeviceHandle, route: DeviceRoute, copy_into: Any) -> None:
         self.device = device
@@ -26,9 +32,23 @@ class Domain:
         self.staging = SlabPool(device, received=False)
         self.regions = Regions(device)
         self.sources = Sources(device, self.staging, self.regions, copy_into)
+        self.on_lost: dict[Any, Callable[[TransferError], object]] = {}
+
+    def watch(self, reactor: Reactor) -> None:
+        """Takes the device's events from now on, in the reactor. Only the first call has an effect."""
+        if self._events is None:
+            self._events = watch(self, reactor)
+
+    def lose(self, error: TransferError) -> None:
+        """The device is gone: nothing new is made with it, and all that was made ends."""
+        self.lost = error
+        for callback in list(self.on_lost.values()):
+            callback(error)
 
     def close(self) -> None:
         """Closes regions, protection domain, context; queue pairs and queues have to be closed before."""
+        if self._events is not None:
+            self._events.close()
         self.regions.close()
         self.received.close()
         self.staging.close()
@@ -71,6 +91,7 @@ class Domains:
         self._load = driver
         self._lock = threading.Lock()
         self._domain: Domain | None = None
+        self._lost: list[Domain] = []  # closed last: their ports and streams are their sockets'
         self._wishes: set[Wish] = set()
         self._spent_ns = 0  # by closed domains
         self._pid = os.getpid()
@@ -82,21 +103,28 @@ class Domains:
         with self._lock:
             if self._closed:
                 raise Closed("the context is closed")
+            if self._domain is not None and self._domain.lost is not None:
+                self._lost.append(self._domain)
+                self._domain = None
             if self._domain is None:
-                driver = self._load()
-                route = choose_route()
-                device = driver.open(route.device)
-                try:
-                    self._domain = Domain(device, route.seen_by(device), self._copy_into)
-                except BaseException:
-                    device.close()
-                    raise
-                for wish in self._wishes:
-                    try:
-                        wish.begin(self._domain)
-                    except TransferError as error:  # the connection works without it
-                        wish.error = error
+                self._domain = self._open()
             return self._domain
+
+    def _open(self) -> Domain:
+        driver = self._load()
+        route = choose_route()
+        device = driver.open(route.device)
+        try:
+            domain = Domain(device, route.seen_by(device), self._copy_into)
+        except BaseException:
+            device.close()
+            raise
+        for wish in self._wishes:
+            try:
+                wish.begin(domain)
+            except TransferError as error:  # the connection works without it
+                wish.error = error
+        return domain
 
     def wish(self, data: Any) -> Wish:
         """Registers flat memory now, if the device is open, else as soon as it is.
@@ -142,9 +170,10 @@ class Domains:
                 wish.end()
             self._wishes.clear()
             self._spent_ns = self.registration_ns
-            domain, self._domain = self._domain, None
-        if domain is not None:
-            domain.close()
+            domains, self._domain, self._lost = [*self._lost, self._domain], None, []
+        for domain in domains:
+            if domain is not None:
+                domain.close()
 
 
 def check_process(pid: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 from transfer.transports.config import verbs_driver
@@ -53,6 +54,20 @@ class PortState:
     mtu: int
     lid: int
     ethernet: bool
+
+
+class DeviceEventKind(Enum):
+    GONE = "gone"  # the device works no more
+    LINK_DOWN = "link_down"
+    LINK_UP = "link_up"
+    OTHER = "other"
+
+
+class DeviceEvent(NamedTuple):
+    """What a device reports by itself. port: its number, for events of a link."""
+
+    kind: DeviceEventKind
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +172,12 @@ class DeviceHandle(ABC):
     limits: DeviceLimits
     #: nanoseconds spent registering memory, written by `memory`
     registration_ns: int = 0
+    #: readable when `take_event` has something; -1: this driver reports nothing
+    event_fd: int = -1
+
+    def take_event(self) -> DeviceEvent | None:
+        """The next event, without waiting; None: there is none."""
+        return None
 
     @abstractmethod
     def port(self, number: int) -> PortState: ...

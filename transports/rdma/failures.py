@@ -50,7 +50,8 @@ def registration_cause(number: int, size: int, now: Circumstances) -> tuple[str,
     """(word for counters, hint) for a failed registration. Pure."""
     if now.device_memory:
         return "peermem", "GPU memory needs dmabuf support of the driver, or the nvidia-peermem module"
-    if number in (errno.EFAULT, errno.EINVAL) and not now.mapped:
+    # ENOMEM: libibverbs marks the pages before it registers them, so that a fork does not move them.
+    if number in (errno.EFAULT, errno.EINVAL, errno.ENOMEM) and not now.mapped:
         return "address", "that memory is not mapped (any more)"
     if number in (errno.EFAULT, errno.EACCES) and not now.writable:
         return "read_only", "the memory is a read-only mapping: copy it, or map it privately and writable"

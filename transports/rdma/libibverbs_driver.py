@@ -13,6 +13,8 @@ from transfer.transports.rdma.driver import (
     Completion,
     CompletionQueue,
     Destination,
+    DeviceEvent,
+    DeviceEventKind,
     DeviceHandle,
     DeviceLimits,
     Driver,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 #: of enum ibv_access_flags
 _LOCAL_WRITE, _REMOTE_READ = 1, 4
+#: of enum ibv_event_type
+_EVENTS = {8: DeviceEventKind.GONE, 9: DeviceEventKind.LINK_UP, 10: DeviceEventKind.LINK_DOWN}
 #: READs at once that more would not make faster
 _READS = 16
 
@@ -86,6 +90,7 @@ class _Device(DeviceHandle):
         self._regions = 0
         with _mapped(name, "opening the device"):
             self.handle: verbs.VerbsDevice = binding.VerbsDevice(name)
+            self.event_fd = self.handle.async_fd
             pairs, completions, requests, shared, regions, target, initiator = self.handle.limits()
         self.limits = DeviceLimits(
             queue_pairs=pairs,
@@ -125,6 +130,11 @@ class _Device(DeviceHandle):
         assert isinstance(queue, _Queue) and isinstance(shared, _Shared)
         with _mapped(self.name, "making a queue pair"):
             return _Pair(self.name, self._binding.VerbsPair(self.handle, queue.handle, shared.handle, depth))
+
+    def take_event(self) -> DeviceEvent | None:
+        with _mapped(self.name, "asking for events"):
+            found = self.handle.take_event()
+        return None if found is None else DeviceEvent(_EVENTS.get(found[0], DeviceEventKind.OTHER), found[1])
 
     def close(self) -> None:
         with _mapped(self.name, "closing the device"):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from transfer.transports.errors import TransferError
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.rdma.domain import Domain, Domains
 from transfer.transports.rdma.driver import SUCCESS, Completion, QueuePair
@@ -81,6 +82,7 @@ class RdmaPort:
             self._queue.close()
             raise
         self._slabs: list[MemoryBlock] = []
+        domain.on_lost[self] = self._lose
 
     @property
     def fd(self) -> int:
@@ -89,7 +91,7 @@ class RdmaPort:
 
     @property
     def full(self) -> bool:
-        return self.reserved >= self.peers
+        return self.reserved >= self.peers or self.domain.lost is not None
 
     # -- under the lock
 
@@ -173,8 +175,16 @@ class RdmaPort:
 
     # -- by the owner
 
+    def _lose(self, error: TransferError) -> None:
+        """The device is gone, and with it every stream. Called without the lock."""
+        with self.lock:
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.lose(error)
+
     def close(self) -> None:
         """Closes shared receive queue, completion queue, channel. Its streams end. Idempotent."""
+        self.domain.on_lost.pop(self, None)
         with self.lock:
             streams = list(self._streams.values())
         for stream in streams:

@@ -155,6 +155,12 @@ class VerbsStream(Subscribable, RdmaOutgoing, RdmaIncoming):
         self.control.close()
         return lost
 
+    def lose(self, error: TransferError) -> None:
+        """The device is gone: ends the connection, with no lock held before."""
+        with self._lock:
+            self._break(error)
+        self._run_after()
+
     # -- for the port, under its lock ------------------------------------------------------------
 
     def completed(self, kind: int, which: int, status: int) -> None:

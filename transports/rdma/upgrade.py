@@ -87,6 +87,7 @@ class VerbsUpgrade(Upgrade):
         if before is not None and time.monotonic() - before.when < _REMEMBERED:
             raise Declined(before.reason, f"it failed a moment ago: {before.text}", hint=before.hint)
         self._port = ports.with_room()
+        self._port.domain.watch(self.around.reactor)
         with self._port.lock:
             self._pair = self._port.queue_pair()
         self._psn = secrets.randbelow(1 << 24)

@@ -226,6 +226,7 @@ def test_both_drivers_see_the_same_device() -> None:
 
 
 def test_libibverbs_is_the_driver_unless_another_is_chosen(monkeypatch) -> None:
+    monkeypatch.delenv("TRANSFER_VERBS_DRIVER", raising=False)
     assert load().name == "libibverbs" and load().version.startswith("1.")
     monkeypatch.setitem(sys.modules, "transfer.transports.core.native.libibverbs", None)
     monkeypatch.delattr(native, "libibverbs", raising=False)
