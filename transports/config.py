@@ -11,6 +11,8 @@ Variables:
     MC_IB_PORT: number of the port
     MC_GID_INDEX: number of the GID; by default, on Ethernet, RoCE v2 with an IPv4 address first
     MC_MTU: 256 to 4096 bytes; the smallest of both ends and the port counts
+    TRANSFER_VERBS_DRIVER: `auto` (libibverbs, else pyverbs), `libibverbs`, `pyverbs`: the binding that rdma uses
+    TRANSFER_LIBIBVERBS: path of another libibverbs.so.1
     TRANSFER_UCX_DRIVER: `auto`, `libucp`: the second also uses a UCX that only the system has
     TRANSFER_CORE: `auto`, `native`, `pure`: the compiled core, or the one in Python
     TRANSFER_DNS: `host[:port]`, several with commas: name servers for `dns://`, instead of the system's
@@ -53,6 +55,7 @@ from transfer.transports.variables import check_names, warn_of_empty
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "pure")
 UCX_DRIVERS = ("auto", "libucp")
+VERBS_DRIVERS = ("auto", "libibverbs", "pyverbs")
 SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: names of the arguments, where an error names a variable otherwise
@@ -110,7 +113,7 @@ def load(
     value, and for a misspelt variable."""
     environ = os.environ if environ is None else environ
     check_names(environ)
-    for read in (core_choice, local_enabled, ucx_driver, name_servers, dns_family, advertised_host, libssl):
+    for read in _READ_AT_ONCE:
         read(environ)
     rdma_wishes(environ)
     for name, value in (("protocol", protocol), ("policy", policy)):
@@ -179,11 +182,21 @@ def _check_file(name: str, path: str) -> None:
 def libssl(environ: Mapping[str, str] | None = None) -> str:
     """The OpenSSL that the compiled core loads, from TRANSFER_LIBSSL; "": the one that Python uses.
     Raises OptionError."""
-    path = (os.environ if environ is None else environ).get("TRANSFER_LIBSSL", "").strip()
+    return _library(environ, "TRANSFER_LIBSSL", "an OpenSSL 3, such as /opt/ssl/lib/libssl.so.3")
+
+
+def libibverbs(environ: Mapping[str, str] | None = None) -> str:
+    """The libibverbs that the compiled core loads, from TRANSFER_LIBIBVERBS. Raises OptionError."""
+    example = "a libibverbs, such as /opt/rdma-core/lib/libibverbs.so.1"
+    return _library(environ, "TRANSFER_LIBIBVERBS", example) or "libibverbs.so.1"
+
+
+def _library(environ: Mapping[str, str] | None, name: str, example: str) -> str:
+    path = (os.environ if environ is None else environ).get(name, "").strip()
     if "/" in path and not os.path.isfile(path):  # else the system's loader searches for it
         raise OptionError(
-            f"the environment variable TRANSFER_LIBSSL is {path!r}, which is no file",
-            hint="unset it, or set it to the path of an OpenSSL 3, such as /opt/ssl/lib/libssl.so.3",
+            f"the environment variable {name} is {path!r}, which is no file",
+            hint=f"unset it, or set it to the path of {example}",
         )
     return path
 
@@ -211,6 +224,11 @@ def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
                 hint=f"unset it, or set it to {permitted}",
             )
     return found
+
+
+def verbs_driver(environ: Mapping[str, str] | None = None) -> str:
+    """ "auto", "libibverbs" or "pyverbs", from TRANSFER_VERBS_DRIVER. Raises OptionError."""
+    return _choice(os.environ if environ is None else environ, ("TRANSFER_VERBS_DRIVER",), VERBS_DRIVERS)[0]
 
 
 def ucx_driver(environ: Mapping[str, str] | None = None) -> str:
@@ -289,3 +307,10 @@ def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[s
             )
         return value, name
     return allowed[0], "default"
+
+
+#: what `load` checks although something else uses it
+_READ_AT_ONCE = (
+    *(core_choice, local_enabled, ucx_driver, verbs_driver, name_servers, dns_family, advertised_host),
+    *(libssl, libibverbs),
+)

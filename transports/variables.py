@@ -19,6 +19,7 @@ OURS = frozenset(
     {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
     | {
         "GPU_PINNED",
+        "LIBIBVERBS",
         "LIBSSL",
         "LOCAL",
         "LOG",
@@ -29,7 +30,7 @@ OURS = frozenset(
         "TLS_KEY",
         "TLS_SERVER_NAME",
     }
-    | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED"}
+    | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED", "VERBS_DRIVER"}
 )
 #: the variables of Mooncake that are read here; it has many more
 MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", "GID_INDEX", "MTU"])

@@ -1,4 +1,4 @@
-"""The rdma transport: RC queue pairs of libibverbs. Nothing here imports pyverbs until a device is opened.
+"""The rdma transport: RC queue pairs of libibverbs, which nothing here loads until a device is opened.
 
 control_messages  the messages of the rdma transport on the TCP connection next to its queue pair
 credits           how many eager buffers a sender may fill
@@ -9,6 +9,7 @@ eager             the eager stream: frames of the common layout in buffers of 8 
 failures          what an error of libibverbs means
 half              the interface of the whole stream (`stream.py`) that both halves use
 incoming          the receiving half of a stream
+libibverbs_driver the driver over libibverbs itself, for any Python
 memory            registered memory of one protection domain
 outgoing          the sending half of a stream
 port              the queues of one socket on one device

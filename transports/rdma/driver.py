@@ -1,7 +1,7 @@
-"""The interface to libibverbs: about a dozen calls, so that another binding can replace pyverbs.
+"""The interface to libibverbs: about a dozen calls, which two drivers implement.
 
-pyverbs works only with the rdma-core and the Python that it was built with; training images have others. A
-driver implements these classes and raises only errors of `transfer.transports.errors`, mapped in
+`libibverbs_driver` is for any Python. `pyverbs_driver` needs the pyverbs of this rdma-core and Python, and serves
+where there is no compiled core. A driver raises only errors of `transfer.transports.errors`, mapped in
 `transports/rdma/failures.py`.
 
 Thread-safety: none here. `DeviceHandle.register` and the queues of different ports may be used at once; one
@@ -13,6 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from transfer.transports.config import verbs_driver
+from transfer.transports.errors import DeviceError
 
 #: the status of a completion without an error
 SUCCESS = 0
@@ -203,7 +206,19 @@ class Driver(ABC):
 
 
 def load() -> Driver:
-    """The binding that this process can use. Raises DeviceError("no_pyverbs" or "library")."""
+    """The binding that this process can use: libibverbs by the compiled core, or else pyverbs.
+
+    TRANSFER_VERBS_DRIVER chooses one. Raises DeviceError.
+    """
+    wish = verbs_driver()
+    if wish != "pyverbs":
+        from transfer.transports.rdma.libibverbs_driver import LibibverbsDriver
+
+        try:
+            return LibibverbsDriver()
+        except DeviceError as error:
+            if wish == "libibverbs" or error.reason != "no_core":
+                raise
     from transfer.transports.rdma.pyverbs_driver import PyverbsDriver
 
     return PyverbsDriver()

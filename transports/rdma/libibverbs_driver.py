@@ -1,0 +1,244 @@
+"""The driver over libibverbs.so.1 itself, by the compiled core's binding: for any Python and any rdma-core."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from transfer.transports.errors import Broken, DeviceError
+from transfer.transports.rdma import failures
+from transfer.transports.rdma.driver import (
+    Completion,
+    CompletionQueue,
+    Destination,
+    DeviceHandle,
+    DeviceLimits,
+    Driver,
+    MemoryRegion,
+    PortState,
+    QueuePair,
+    SharedReceiveQueue,
+)
+
+if TYPE_CHECKING:
+    from transfer.transports.core.native import verbs
+
+#: of enum ibv_access_flags
+_LOCAL_WRITE, _REMOTE_READ = 1, 4
+#: READs at once that more would not make faster
+_READS = 16
+
+
+@contextmanager
+def _mapped(device: str, what: str) -> Iterator[None]:
+    """Translates the binding's errors."""
+    try:
+        yield
+    except OSError as error:
+        raise failures.device_failed(error.errno or 0, device, what) from error
+
+
+def load_binding() -> Any:
+    """The module of the compiled core. Raises DeviceError."""
+    try:
+        from transfer.transports.core.native import verbs
+    except ImportError as error:
+        raise DeviceError(
+            "no_core",
+            "libibverbs needs the compiled core, which this installation lacks",
+            hint="install a wheel, or gcc and python3-dev and then tensor-transfer again",
+        ) from error
+    return verbs
+
+
+class LibibverbsDriver(Driver):
+    """Raises DeviceError when there is no libibverbs, or no compiled core."""
+
+    name = "libibverbs"
+
+    def __init__(self) -> None:
+        self._binding = load_binding()
+        # libibverbs.so.1.14.44.0: of rdma-core 44
+        self.version = self._binding.library_file().rpartition(".so.")[2] or "1"
+
+    def devices(self) -> list[str]:
+        try:
+            return sorted(self._binding.device_names())
+        except OSError as error:
+            raise DeviceError(
+                "no_device",
+                "this machine has no verbs devices",
+                hint="modprobe ib_uverbs; is rdma-core there?",
+            ) from error
+
+    def open(self, device: str) -> DeviceHandle:
+        return _Device(self._binding, device)
+
+
+class _Device(DeviceHandle):
+    def __init__(self, binding: Any, name: str) -> None:
+        self.name = name
+        self._binding = binding
+        self._pinned = 0
+        self._regions = 0
+        with _mapped(name, "opening the device"):
+            self.handle: verbs.VerbsDevice = binding.VerbsDevice(name)
+            pairs, completions, requests, shared, regions, target, initiator = self.handle.limits()
+        self.limits = DeviceLimits(
+            queue_pairs=pairs,
+            completions=completions,
+            requests=requests,
+            shared_requests=shared,
+            regions=regions,
+            reads=min(target, initiator, _READS),
+        )
+
+    def port(self, number: int) -> PortState:
+        with _mapped(self.name, f"asking for port {number}"):
+            active, mtu, lid, ethernet = self.handle.port(number)
+        return PortState(active=active, mtu=mtu, lid=lid, ethernet=ethernet)
+
+    def gid(self, port: int, index: int) -> str:
+        with _mapped(self.name, f"asking for GID {index} of port {port}"):
+            return str(ipaddress.IPv6Address(self.handle.gid(port, index)))
+
+    def register(self, address: int, length: int, *, local_write: bool, remote_read: bool) -> MemoryRegion:
+        return _Region(self, address, length, local_write, remote_read)
+
+    def register_dmabuf(
+        self, fd: int, offset: int, length: int, *, local_write: bool, remote_read: bool
+    ) -> MemoryRegion:
+        return _Region(self, offset, length, local_write, remote_read, fd)
+
+    def completion_queue(self, depth: int) -> CompletionQueue:
+        with _mapped(self.name, f"making a completion queue of {depth}"):
+            return _Queue(self._binding.VerbsQueue(self.handle, depth, Completion))
+
+    def shared_receive_queue(self, depth: int) -> SharedReceiveQueue:
+        with _mapped(self.name, f"making a shared receive queue of {depth}"):
+            return _Shared(self._binding.VerbsSharedQueue(self.handle, depth))
+
+    def queue_pair(self, queue: CompletionQueue, shared: SharedReceiveQueue, depth: int) -> QueuePair:
+        assert isinstance(queue, _Queue) and isinstance(shared, _Shared)
+        with _mapped(self.name, "making a queue pair"):
+            return _Pair(self.name, self._binding.VerbsPair(self.handle, queue.handle, shared.handle, depth))
+
+    def close(self) -> None:
+        with _mapped(self.name, "closing the device"):
+            self.handle.close()
+
+
+class _Region(MemoryRegion):
+    def __init__(
+        self,
+        device: _Device,
+        address: int,
+        length: int,
+        local_write: bool,
+        remote_read: bool,
+        dmabuf: int = -1,
+    ) -> None:
+        rights = (_LOCAL_WRITE if local_write else 0) | (_REMOTE_READ if remote_read else 0)
+        self._device = device
+        try:
+            self._region = device._binding.VerbsRegion(device.handle, address, length, rights, dmabuf)
+        except OSError as error:
+            now = failures.circumstances(
+                address, length, device._pinned, device._regions, device.limits.regions
+            )
+            raise failures.registration_failed(
+                error, error.errno or 0, device=device.name, address=address, size=length, now=now
+            ) from error
+        self.address, self.length = address, length
+        self.lkey, self.rkey = self._region.lkey, self._region.rkey
+        self._open = True
+        device._pinned += length
+        device._regions += 1
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._region.close()
+            self._device._pinned -= self.length
+            self._device._regions -= 1
+
+
+class _Queue(CompletionQueue):
+    def __init__(self, handle: verbs.VerbsQueue) -> None:
+        self.handle = handle
+        self.fd = handle.fd
+        self.take_event = handle.take_event  # type: ignore[method-assign]  # no call in between
+
+    def poll(self, limit: int) -> list[Completion]:
+        try:
+            found: list[Completion] = self.handle.poll(limit)
+        except OSError as error:
+            raise Broken("the completion queue failed") from error
+        return found
+
+    def arm(self) -> None:
+        try:
+            self.handle.arm()
+        except OSError as error:
+            raise Broken("the completion queue cannot be armed") from error
+
+    def take_event(self) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.fd = -1
+        self.handle.close()
+
+
+class _Shared(SharedReceiveQueue):
+    def __init__(self, handle: verbs.VerbsSharedQueue) -> None:
+        self.handle = handle
+
+    def prepare(self, wr_id: int, address: int, length: int, lkey: int) -> Any:
+        return wr_id, address, length, lkey
+
+    def post(self, prepared: Any) -> None:
+        try:
+            self.handle.post(*prepared)
+        except OSError as error:
+            raise Broken("a receive buffer could not be posted") from error
+
+    def close(self) -> None:
+        self.handle.close()
+
+
+class _Pair(QueuePair):
+    def __init__(self, device: str, handle: verbs.VerbsPair) -> None:
+        self._device = device
+        self._handle = handle
+        self.number = handle.number
+
+    def connect(self, destination: Destination, *, port: int, gid_index: int, psn: int) -> None:
+        to = destination
+        gid = ipaddress.IPv6Address(to.gid).packed
+        with _mapped(self._device, "connecting a queue pair"):
+            self._handle.connect(
+                *(to.number, gid, to.lid, to.psn, to.mtu, to.reads, to.timeout, to.retries),
+                *(port, gid_index, psn),
+            )
+
+    def send(self, wr_id: int, address: int, length: int, lkey: int, signaled: bool) -> None:
+        try:
+            self._handle.send(wr_id, address, length, lkey, signaled)
+        except OSError as error:
+            raise _no_request(error) from error
+
+    def read(self, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int) -> None:
+        try:
+            self._handle.read(wr_id, address, length, lkey, remote, rkey)
+        except OSError as error:
+            raise _no_request(error) from error
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def _no_request(error: OSError) -> Broken:
+    return Broken(f"the queue pair takes no request any more ({error.strerror})")
