@@ -61,7 +61,7 @@ class LibibverbsDriver(Driver):
     def __init__(self) -> None:
         self._binding = load_binding()
         # libibverbs.so.1.14.44.0: of rdma-core 44
-        self.version = self._binding.library_file().rpartition(".so.")[2] or "1"
+        self.version = self._binding.library_file().partition(".so.")[2] or "1"
 
     def devices(self) -> list[str]:
         try:

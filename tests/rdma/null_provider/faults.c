@@ -47,7 +47,9 @@ int fault_hits(enum fault fault, int opcode)
     int value = 0;
     pthread_mutex_lock(&lock);
     struct plan *plan = &plans[fault];
-    if (plan->set && (plan->opcode < 0 || opcode < 0 || plan->opcode == (opcode & ~1 ? opcode & ~1 : opcode))) {
+    if (opcode == IBV_WC_RECV_RDMA_WITH_IMM)
+        opcode = IBV_WC_RECV;
+    if (plan->set && (plan->opcode < 0 || opcode < 0 || plan->opcode == opcode)) {
         if (plan->after > 0) {
             plan->after--;
         } else {
