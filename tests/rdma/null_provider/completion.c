@@ -243,7 +243,7 @@ static void overflow(struct null_cq *cq)
             pair_fail(cq->slots[slot]);
 }
 
-void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted)
+void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted, bool announced)
 {
     int held = 0;
     if (unlikely(atomic_load_explicit(&faults_set, memory_order_relaxed)) && !wc->status) {
@@ -261,7 +261,7 @@ void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, u
     entry->posted = posted;
     entry->held = held;
     cq->holds |= held > 0;
-    if (!cq->holds)
+    if (!cq->holds && !announced)
         cq_announce(node.shared, cq->index, wc->status != IBV_WC_SUCCESS);
 }
 

@@ -142,7 +142,8 @@ struct null_cq {
     int users;
 };
 
-void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted);
+/* announced: its sender has woken the owner already, if that was due. */
+void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted, bool announced);
 void cq_drop(struct null_cq *cq, struct null_qp *pair);
 /* The pair in this slot has something to look at: after that was made visible. */
 void cq_mark(struct shared_node *owner, uint32_t cq, uint32_t slot);

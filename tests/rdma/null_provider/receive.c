@@ -120,7 +120,7 @@ static void receive_completed(struct null_qp *pair, int status, int opcode, cons
         .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
     };
     pair->receiving = false;
-    cq_add(pair->recv_cq, pair, &wc, 0);
+    cq_add(pair->recv_cq, pair, &wc, 0, !status);
 }
 
 static void receive_fails(struct null_qp *pair, int status)

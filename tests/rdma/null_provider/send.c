@@ -81,7 +81,7 @@ static void send_completed(struct null_qp *pair, const struct work *work, int st
         .byte_len = status ? 0 : (uint32_t) work->length,
         .qp_num = pair->base.qp_num,
     };
-    cq_add(pair->send_cq, pair, &wc, work->posted);
+    cq_add(pair->send_cq, pair, &wc, work->posted, false);
 }
 
 static void leave_blocked(struct null_qp *pair)
