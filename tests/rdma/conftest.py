@@ -1,4 +1,4 @@
-"""Every test of streams runs on the fake driver, on the null provider, and on real verbs where there is a device."""
+"""Tests of streams run on the fake driver and on the null provider, and on a device where there is one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """A libibverbs without a device: it moves bytes through shared memory, for tests and benchmarks.
 
 verbs_abi.h, shared.h, null_verbs.h   what programs see, what processes share, what the parts share
-node.c, device.c, completion.c        processes and wake-ups; device, regions, events; completion queues
-queue_pair.c, send.c, receive.c       queue pairs and their states; the producer and the consumer of rings
+node.c, device.c, region.c            processes and what wakes them; the device and its events; memory regions
+completion.c, channel.c               completion queues; their channels
+queue_pair.c, states.c                queue pairs and shared receive queues; how they are connected, and fail
+send.c, transmit.c, receive.c         requests in order; one request; what comes in
 faults.c                              what can be made to fail, and how
-bench.c                               what a call costs
+checks*.c, bench.c, ends.h            tests at the level of verbs; what a call costs
 
 One device null0 with one port, for the processes of this machine that share NULL_VERBS_NAME. A send copies
 into the ring of the peer's queue pair; the peer's poll copies out of it. A READ copies from the memory of
@@ -34,6 +36,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -51,19 +54,24 @@ class Missing(Exception):
     """The provider cannot be built or used here; the text says why."""
 
 
+def parts() -> list[Path]:
+    """The sources of the library: all but those of programs."""
+    programs = ("bench", "checks")
+    return sorted(path for path in SOURCES.glob("*.c") if not path.stem.startswith(programs))
+
+
 def build(folder: Path = BUILT) -> Path:
     """The library, compiled unless it is there. Several processes may call at once. Raises Missing."""
-    parts = sorted(path for path in SOURCES.glob("*.c") if path.name != "bench.c")
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for path in [*parts, *sorted(SOURCES.glob("*.h"))]:
+    for path in [*parts(), *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + path.read_bytes())
     library = folder / f"libnull_verbs-{digest.hexdigest()[:16]}.so"
     if not library.exists():
-        compile_c(parts, library, _FLAGS)
+        compile_c(parts(), library, _FLAGS)
     return library
 
 
-def compile_c(parts: list[Path], target: Path, flags: tuple[str, ...]) -> None:
+def compile_c(sources: list[Path], target: Path, flags: tuple[str, ...]) -> None:
     """Compiles to a file that appears at once. Raises Missing."""
     compiler = shutil.which("gcc")
     if compiler is None:
@@ -72,7 +80,7 @@ def compile_c(parts: list[Path], target: Path, flags: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         ran = subprocess.run(
-            [compiler, *flags, *parts, "-o", made], capture_output=True, text=True, timeout=120, check=False
+            [compiler, *flags, *sources, "-o", made], capture_output=True, text=True, timeout=120, check=False
         )
         if ran.returncode:
             raise AssertionError(ran.stderr)
@@ -126,6 +134,19 @@ def install() -> None:
     probe.forget()
 
 
+@dataclass(frozen=True)
+class Entrance:
+    """To be called first in a process of multiprocessing, whose server may be older than the variables.
+
+    Can be pickled."""
+
+    variables: dict[str, str]
+
+    def __call__(self) -> None:
+        os.environ.update(self.variables)
+        install()
+
+
 def uninstall() -> None:
     from transfer.transports import probe
     from transfer.transports.rdma import device_selection, probe as rdma_probe
@@ -173,15 +194,18 @@ def used() -> Iterator[NullProvider]:
     At the end nothing may be left in shared memory but what killed processes left, which is removed.
     Raises Missing: it cannot be compiled, or another libibverbs is loaded already.
     """
-    from transfer.transports.rdma import driver
+    from transfer.transports.errors import DeviceError
+    from transfer.transports.rdma.libibverbs_driver import load_binding
 
     name = f"null_verbs-{os.getpid()}-{next(_numbers)}"
     wanted = environment(name)
     before = {variable: os.environ.get(variable) for variable in wanted}
     os.environ.update(wanted)
     try:
-        loaded = driver.load()
-        file = getattr(loaded, "_binding").library_file()
+        try:
+            file = load_binding().library_file()
+        except DeviceError as error:
+            raise Missing(str(error)) from error
         if file != str(build().resolve()):
             raise Missing(f"{file} is loaded already")
         install()

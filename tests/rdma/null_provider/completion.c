@@ -1,140 +1,10 @@
-/* Completion queues and their channels.
- *
- * A poll does what a device would do by itself: it places what came in, and tries again what waited. A channel's
- * descriptor is an epoll set of three: events of armed queues, kicks (poll, there is something to do), and a timer.
- * Kicks and the timer are taken by the poll itself, so that a program sees only events with a completion.
+/* Completion queues. A poll does what a device would do by itself: it places what came in, and tries again
+ * what waited.
  */
 #define _GNU_SOURCE
 #include "null_verbs.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
-
-/* -- channels ------------------------------------------------------------------------------------------------ */
-
-static void channel_close(struct null_channel *channel)
-{
-    int fds[] = {channel->base.fd, channel->events, channel->kicks, channel->timer};
-    for (int at = 0; at < 4; at++)
-        if (fds[at] >= 0)
-            close(fds[at]);
-    free(channel);
-}
-
-EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
-{
-    if (device_gone) {
-        errno = EIO;
-        return NULL;
-    }
-    struct null_channel *channel = calloc(1, sizeof(*channel));
-    if (!channel)
-        return NULL;
-    pthread_mutex_lock(&node.lock);
-    channel->number = ++node.next_channel;
-    pthread_mutex_unlock(&node.lock);
-    pthread_mutex_init(&channel->lock, NULL);
-    channel->base.context = context;
-    channel->events = bell_bind(channel->number, BELL_EVENT);
-    channel->kicks = bell_bind(channel->number, BELL_KICK);
-    channel->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    channel->base.fd = epoll_create1(EPOLL_CLOEXEC);
-    int fds[] = {channel->events, channel->kicks, channel->timer};
-    for (int at = 0; at < 3; at++) {
-        struct epoll_event readable = {.events = EPOLLIN};
-        if (fds[at] < 0 || epoll_ctl(channel->base.fd, EPOLL_CTL_ADD, fds[at], &readable)) {
-            int error = errno;
-            channel_close(channel);
-            errno = error;
-            return NULL;
-        }
-    }
-    pthread_mutex_lock(&node.lock);
-    ((struct null_context *) context)->children++;
-    pthread_mutex_unlock(&node.lock);
-    return &channel->base;
-}
-
-EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
-{
-    if (base->refcnt)
-        return EBUSY;
-    pthread_mutex_lock(&node.lock);
-    ((struct null_context *) base->context)->children--;
-    pthread_mutex_unlock(&node.lock);
-    channel_close((struct null_channel *) base);
-    return 0;
-}
-
-static void take_kicks(struct null_channel *channel)
-{
-    struct bell_message unused;
-    while (recv(channel->kicks, &unused, sizeof(unused), MSG_DONTWAIT) > 0)
-        ;
-}
-
-static void take_timer(struct null_channel *channel)
-{
-    uint64_t at = atomic_load_explicit(&channel->timer_at, memory_order_relaxed), unused;
-    if (!at || now_ns(CLOCK_MONOTONIC) < at)
-        return;
-    pthread_mutex_lock(&channel->lock);
-    if (read(channel->timer, &unused, sizeof(unused)) > 0)
-        atomic_store(&channel->timer_at, 0);
-    pthread_mutex_unlock(&channel->lock);
-}
-
-static void set_timer(struct null_channel *channel, uint64_t when)
-{
-    pthread_mutex_lock(&channel->lock);
-    uint64_t before = atomic_load(&channel->timer_at);
-    if (!before || when < before) {
-        struct itimerspec at = {.it_value = {(time_t) (when / 1000000000), (long) (when % 1000000000)}};
-        timerfd_settime(channel->timer, TFD_TIMER_ABSTIME, &at, NULL);
-        atomic_store(&channel->timer_at, when);
-    }
-    pthread_mutex_unlock(&channel->lock);
-}
-
-/* -- waking -------------------------------------------------------------------------------------------------- */
-
-void cq_mark(struct shared_node *owner, uint32_t index, uint32_t slot)
-{
-    struct shared_cq *cq = &owner->cqs[index];
-    uint64_t bit = 1ull << slot % 64, word = 1ull << slot / 64;
-    atomic_thread_fence(memory_order_seq_cst);
-    if (!(atomic_load_explicit(&cq->ready[slot / 64], memory_order_relaxed) & bit))
-        atomic_fetch_or(&cq->ready[slot / 64], bit);
-    if (!(atomic_load_explicit(&cq->summary, memory_order_relaxed) & word))
-        atomic_fetch_or(&cq->summary, word);
-}
-
-void cq_announce(struct shared_node *owner, uint32_t index, bool solicited)
-{
-    struct shared_cq *cq = &owner->cqs[index];
-    uint32_t armed = atomic_load_explicit(&cq->armed, memory_order_relaxed);
-    if (armed && (armed == 1 || solicited) && atomic_exchange(&cq->armed, 0)) {
-        counted(COUNT_WAKEUPS);
-        bell_ring(owner->pid, cq->channel, BELL_EVENT, (struct bell_message) {index, cq->generation});
-    }
-}
-
-void cq_kick(struct shared_node *owner, uint32_t index)
-{
-    struct shared_cq *cq = &owner->cqs[index];
-    atomic_thread_fence(memory_order_seq_cst);
-    if (!cq->channel || !atomic_load(&cq->armed) || atomic_load(&cq->kicked))
-        return;
-    counted(COUNT_KICKS);
-    bell_ring(owner->pid, cq->channel, BELL_KICK, (struct bell_message) {index, cq->generation});
-    atomic_store(&cq->kicked, 1); /* after the message: who sees it finds the message too */
-}
-
-/* -- queues -------------------------------------------------------------------------------------------------- */
+/* -- queues ------------------------------------------------------------------------------------------- */
 
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int count, void *cq_context,
                                     struct ibv_comp_channel *channel, int vector)
@@ -184,17 +54,6 @@ EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int count, void
     return &cq->base;
 }
 
-/* Events of this queue that nobody took go, those of others stay. */
-static void drop_events(struct null_cq *cq)
-{
-    struct bell_message kept[64];
-    int count = 0;
-    while (count < 64 && recv(cq->channel->events, &kept[count], sizeof(*kept), MSG_DONTWAIT) > 0)
-        count += kept[count].cq != cq->index;
-    for (int at = 0; at < count; at++)
-        bell_ring(node.pid, cq->channel->number, BELL_EVENT, kept[at]);
-}
-
 /* Waits until all its events are acknowledged, as a real one. */
 EXPORT int ibv_destroy_cq(struct ibv_cq *base)
 {
@@ -208,7 +67,7 @@ EXPORT int ibv_destroy_cq(struct ibv_cq *base)
         return EBUSY;
     atomic_store(&cq->shared->armed, 0);
     if (cq->channel)
-        drop_events(cq);
+        channel_drop_events(cq);
     pthread_mutex_lock(&node.lock);
     node.cqs[cq->index] = NULL;
     ((struct null_context *) base->context)->children--;
@@ -243,7 +102,8 @@ static void overflow(struct null_cq *cq)
             pair_fail(cq->slots[slot]);
 }
 
-void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted, bool announced)
+void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted,
+            bool announced)
 {
     int held = 0;
     if (unlikely(atomic_load_explicit(&faults_set, memory_order_relaxed)) && !wc->status) {
@@ -305,7 +165,7 @@ static int take(struct null_cq *cq, int limit, struct ibv_wc *found)
     return taken;
 }
 
-/* -- polling ------------------------------------------------------------------------------------------------- */
+/* -- polling ------------------------------------------------------------------------------------------ */
 
 static void serve_word(struct null_cq *cq, uint32_t word, uint32_t limit, uint32_t *unseen)
 {
@@ -330,14 +190,14 @@ static void serve_word(struct null_cq *cq, uint32_t word, uint32_t limit, uint32
     }
 }
 
-static void progress(struct null_cq *cq, uint32_t limit)
+void cq_progress(struct null_cq *cq, uint32_t limit)
 {
     if (unlikely(atomic_load_explicit(&cq->shared->kicked, memory_order_relaxed))) {
-        take_kicks(cq->channel);
+        channel_take_kicks(cq->channel);
         atomic_exchange(&cq->shared->kicked, 0);
     }
     if (cq->channel && unlikely(atomic_load_explicit(&cq->channel->timer_at, memory_order_relaxed)))
-        take_timer(cq->channel);
+        channel_take_timer(cq->channel);
     for (struct null_qp *pair = cq->blocked, *next; pair; pair = next) {
         next = pair->next_blocked;
         pair_send(pair);
@@ -364,7 +224,7 @@ void cq_care(struct null_cq *cq)
             when = deadline;
     }
     if (when)
-        set_timer(cq->channel, when);
+        channel_set_timer(cq->channel, when);
 }
 
 int null_poll_cq(struct ibv_cq *base, int limit, struct ibv_wc *found)
@@ -372,12 +232,12 @@ int null_poll_cq(struct ibv_cq *base, int limit, struct ibv_wc *found)
     struct null_cq *cq = (struct null_cq *) base;
     pthread_mutex_lock(&cq->lock);
     if (limit > 0 && cq->count < (uint32_t) limit)
-        progress(cq, (uint32_t) limit);
+        cq_progress(cq, (uint32_t) limit);
     int taken = take(cq, limit, found);
     if (unlikely(!taken)) {
         /* A process may be killed between a kick and the mark of it. */
         if (cq->channel && ++cq->empty_polls % 64 == 0)
-            take_kicks(cq->channel);
+            channel_take_kicks(cq->channel);
         if (device_gone)
             taken = -EIO;
         else if (cq->overflown)
@@ -400,66 +260,4 @@ int null_req_notify_cq(struct ibv_cq *base, int solicited)
     cq_care(cq);
     pthread_mutex_unlock(&cq->lock);
     return 0;
-}
-
-/* -- events -------------------------------------------------------------------------------------------------- */
-
-static bool take_event(struct null_channel *channel, struct ibv_cq **cq, void **cq_context)
-{
-    struct bell_message message;
-    while (recv(channel->events, &message, sizeof(message), MSG_DONTWAIT) == sizeof(message)) {
-        pthread_mutex_lock(&node.lock);
-        struct null_cq *found = message.cq < QUEUES ? node.cqs[message.cq] : NULL;
-        if (found && (found->channel != channel || found->generation != message.generation))
-            found = NULL;
-        if (found)
-            found->taken++;
-        pthread_mutex_unlock(&node.lock);
-        if (found) {
-            *cq = &found->base;
-            *cq_context = found->base.cq_context;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* What a poll does besides taking completions, while a thread sleeps in ibv_get_cq_event. */
-static void progress_all(struct null_channel *channel)
-{
-    take_kicks(channel);
-    for (int index = 0; index < QUEUES; index++) {
-        struct null_cq *cq = node.cqs[index];
-        if (!cq || cq->channel != channel)
-            continue;
-        pthread_mutex_lock(&cq->lock);
-        progress(cq, (uint32_t) cq->base.cqe);
-        cq_care(cq);
-        pthread_mutex_unlock(&cq->lock);
-    }
-}
-
-EXPORT int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq, void **cq_context)
-{
-    struct null_channel *channel = (struct null_channel *) base;
-    while (!take_event(channel, cq, cq_context)) {
-        if (fcntl(base->fd, F_GETFL) & O_NONBLOCK) {
-            errno = EAGAIN;
-            return -1;
-        }
-        struct pollfd readable = {.fd = base->fd, .events = POLLIN};
-        if (poll(&readable, 1, -1) < 0)
-            return -1;
-        progress_all(channel);
-    }
-    return 0;
-}
-
-EXPORT void ibv_ack_cq_events(struct ibv_cq *base, unsigned int count)
-{
-    struct null_cq *cq = (struct null_cq *) base;
-    pthread_mutex_lock(&cq->lock);
-    cq->acked += count;
-    pthread_cond_broadcast(&cq->acknowledged);
-    pthread_mutex_unlock(&cq->lock);
 }

@@ -68,8 +68,8 @@ static inline void post_buffer(struct end *end, uint64_t which)
 }
 
 /* From the memory behind the buffers; `at`: an offset there, and in the peer's. */
-static inline int try_post(struct end *end, int opcode, uint32_t length, unsigned flags, struct address remote,
-                           uint64_t at)
+static inline int try_post(struct end *end, int opcode, uint32_t length, unsigned flags,
+                           struct address remote, uint64_t at)
 {
     struct ibv_sge piece = {(uintptr_t) end->memory + RECEIVED + at, length, end->mr->lkey};
     struct ibv_send_wr request = {

@@ -1,5 +1,5 @@
-/* Faults that a test sets: null_verbs_fault(kind, after, count), or NULL_VERBS_FAULT="kind,after,count;..." for a
- * process that is started.
+/* Faults that a test sets: null_verbs_fault(kind, after, count), or NULL_VERBS_FAULT="kind,after,count;..."
+ * for a process that is started.
  *
  * A fault passes over the first `after` occasions, then hits `count` times; -1 is for ever. Kinds:
  *
@@ -31,7 +31,7 @@ struct plan {
 };
 
 _Atomic bool faults_set;
-_Atomic bool device_gone;
+_Atomic bool device_gone, port_is_down;
 bool copies_payload = true;
 _Atomic uint64_t counts[COUNTS];
 
@@ -75,8 +75,12 @@ static void device_goes(void)
 
 static void port_changes(bool down)
 {
-    if (!node.shared || atomic_exchange(&node.shared->port_down, down) == down)
+    if (atomic_exchange(&port_is_down, down) == down)
         return;
+    pthread_mutex_lock(&node.lock);
+    if (node.shared)
+        atomic_store(&node.shared->port_down, down);
+    pthread_mutex_unlock(&node.lock);
     report_to_all(down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
 }
 
@@ -165,7 +169,7 @@ void faults_begin(void)
     free(text);
 }
 
-/* How often something happened in this process since it began: sends, reads, writes, wakeups, kicks, waits. */
+/* How often it happened since this process began: sends, reads, writes, wakeups, kicks, waits. */
 EXPORT uint64_t null_verbs_count(const char *what)
 {
     for (int at = 0; at < COUNTS; at++)

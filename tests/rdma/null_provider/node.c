@@ -1,8 +1,8 @@
 /* This process in shared memory, the processes of its peers, and the sockets that wake them.
  *
- * Names in /dev/shm: PREFIX.PID is a process, from its first open device to its last; PREFIX.qNUMBER is a queue pair,
- * until its peer has opened it. A killed process leaves its own name and those of pairs without a peer: the next
- * process that opens a device removes them.
+ * Names in /dev/shm: PREFIX.PID is a process, from its first open device to its last; PREFIX.qNUMBER is a
+ * queue pair, until its peer has opened it. A killed process leaves its own name and those of pairs without a
+ * peer: the next process that opens a device removes them.
  */
 #define _GNU_SOURCE
 #include "null_verbs.h"
@@ -51,7 +51,7 @@ static void *map(const char *path, int flags, size_t size)
     return found;
 }
 
-/* -- what a killed process left ------------------------------------------------------------------------------ */
+/* -- what a killed process left ----------------------------------------------------------------------- */
 
 static bool is_gone(uint32_t pid)
 {
@@ -87,7 +87,7 @@ static void remove_leftovers(void)
     closedir(folder);
 }
 
-/* -- this process -------------------------------------------------------------------------------------------- */
+/* -- this process ------------------------------------------------------------------------------------- */
 
 static int begin(void)
 {
@@ -107,6 +107,7 @@ static int begin(void)
     if (!node.shared)
         return errno;
     node.shared->pid = node.pid;
+    node.shared->port_down = port_is_down;
     node.bell = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (node.bell < 0) {
         int error = errno;
@@ -161,7 +162,7 @@ void node_close(void)
     pthread_mutex_unlock(&node.lock);
 }
 
-/* -- queue pairs --------------------------------------------------------------------------------------------- */
+/* -- queue pairs -------------------------------------------------------------------------------------- */
 
 struct shared_pair *pair_create(uint32_t *number)
 {
@@ -215,7 +216,7 @@ void pair_unmap(struct shared_pair *pair)
     munmap(pair, sizeof(struct shared_pair));
 }
 
-/* -- other processes ----------------------------------------------------------------------------------------- */
+/* -- other processes ---------------------------------------------------------------------------------- */
 
 struct peer *peer_get(uint32_t pid)
 {
@@ -286,7 +287,7 @@ bool peer_is_alive(struct peer *peer)
     return !dead;
 }
 
-/* -- sockets that wake --------------------------------------------------------------------------------------- */
+/* -- sockets that wake -------------------------------------------------------------------------------- */
 
 /* Abstract names: PREFIX, then binary numbers. They vanish with their socket. */
 static socklen_t bell_address(struct sockaddr_un *address, uint32_t pid, uint32_t channel, char kind)
@@ -323,6 +324,7 @@ void bell_ring(uint32_t pid, uint32_t channel, char kind, struct bell_message me
     struct sockaddr_un address;
     socklen_t length = bell_address(&address, pid, channel, kind);
     int before = errno;
-    sendto(node.bell, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *) &address, length);
+    sendto(node.bell, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *) &address,
+           length);
     errno = before;
 }

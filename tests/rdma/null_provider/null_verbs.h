@@ -23,10 +23,11 @@ enum {
 };
 
 #define MS 1000000ull
-/* What a card would take until it gives up on a receiver without buffers; the rdma transport waits in seconds. */
+/* What a card would take until it gives up on a receiver without buffers; the rdma transport waits in
+ * seconds. */
 #define RNR_NS (500 * MS)
 
-/* -- node.c: this process, and other ones ------------------------------------------------------------------- */
+/* -- node.c: this process, and other ones ------------------------------------------------------------- */
 
 struct peer {
     struct peer *next;
@@ -83,7 +84,7 @@ static inline uint64_t now_ns(clockid_t clock)
     return (uint64_t) now.tv_sec * 1000000000ull + (uint64_t) now.tv_nsec;
 }
 
-/* -- device.c ------------------------------------------------------------------------------------------------ */
+/* -- device.c, region.c ------------------------------------------------------------------------------- */
 
 struct async_event {
     struct async_event *next;
@@ -107,7 +108,7 @@ void report(struct null_context *context, struct ibv_async_event event);
 void report_to_all(int type);
 void forget_events_of(struct null_context *context, void *element);
 
-/* -- completion.c -------------------------------------------------------------------------------------------- */
+/* -- completion.c ------------------------------------------------------------------------------------- */
 
 struct null_channel {
     struct ibv_comp_channel base;
@@ -117,7 +118,7 @@ struct null_channel {
     pthread_mutex_t lock;
 };
 
-/* posted: the count of requests of its queue pair that are done with it. held: polls that it is withheld for. */
+/* posted: how many requests of its queue pair are done with it. held: for so many polls it is withheld. */
 struct entry {
     struct ibv_wc wc;
     struct null_qp *pair;
@@ -125,7 +126,7 @@ struct entry {
     int held;
 };
 
-/* lock: guards it, the receiving half of pairs that receive by it, the sending half of those that send by it. */
+/* lock: guards it, and of its pairs the sending half (`send_cq`), the receiving half (`recv_cq`). */
 struct null_cq {
     struct ibv_cq base;
     pthread_mutex_t lock;
@@ -143,20 +144,30 @@ struct null_cq {
 };
 
 /* announced: its sender has woken the owner already, if that was due. */
-void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted, bool announced);
+void cq_add(struct null_cq *cq, struct null_qp *pair, const struct ibv_wc *wc, uint64_t posted,
+            bool announced);
 void cq_drop(struct null_cq *cq, struct null_qp *pair);
+/* What waits in it gets a poll in time even if its owner sleeps. */
+void cq_care(struct null_cq *cq);
+void cq_progress(struct null_cq *cq, uint32_t limit);
+int null_poll_cq(struct ibv_cq *cq, int limit, struct ibv_wc *found);
+int null_req_notify_cq(struct ibv_cq *cq, int solicited);
+
+/* -- channel.c ---------------------------------------------------------------------------------------- */
+
 /* The pair in this slot has something to look at: after that was made visible. */
 void cq_mark(struct shared_node *owner, uint32_t cq, uint32_t slot);
 /* A completion came: wakes the owner if the queue is armed. */
 void cq_announce(struct shared_node *owner, uint32_t cq, bool solicited);
 /* There is something to do, but no completion: wakes a sleeping owner, whose next poll does it. */
 void cq_kick(struct shared_node *owner, uint32_t cq);
-/* What waits in it gets a poll in time even if its owner sleeps. */
-void cq_care(struct null_cq *cq);
-int null_poll_cq(struct ibv_cq *cq, int limit, struct ibv_wc *found);
-int null_req_notify_cq(struct ibv_cq *cq, int solicited);
+void channel_take_kicks(struct null_channel *channel);
+void channel_take_timer(struct null_channel *channel);
+void channel_set_timer(struct null_channel *channel, uint64_t when);
+/* Events of this queue that nobody took go, those of others stay. */
+void channel_drop_events(struct null_cq *cq);
 
-/* -- receive.c: receive queues, and the consumer of rings ----------------------------------------------------- */
+/* -- receive.c: receive queues, and the consumer of rings --------------------------------------------- */
 
 struct receive_request {
     uint64_t wr_id;
@@ -192,7 +203,7 @@ bool pair_receive(struct null_qp *pair, uint32_t limit);
 /* What came in and was never polled is lost, with its buffers, as completions of a queue pair that ends. */
 void pair_drop_received(struct null_qp *pair);
 
-/* -- send.c: requests, and the producer of rings -------------------------------------------------------------- */
+/* -- send.c, transmit.c: requests, and the producer of rings ------------------------------------------ */
 
 enum wait { WAIT_NO, WAIT_ROOM, WAIT_BUFFER, WAIT_PEER, WAIT_ORDER };
 enum { WORK_DONE, WORK_FAILED, WORK_WAITS };
@@ -214,13 +225,18 @@ struct stored_work {
     unsigned char inlined[MAX_INLINE];
 };
 
+/* Appends bytes of its pieces, from `skip` on. */
+void gather(const struct work *work, unsigned char *to, uint64_t skip, uint32_t length);
+void send_completed(struct null_qp *pair, const struct work *work, int status);
+int request_attempt(struct null_qp *pair, struct work *work);
+int request_fails(struct null_qp *pair, struct work *work, int status);
 int null_post_send(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **bad);
 /* Tries what waits again. Under the lock of its send_cq. */
 void pair_send(struct null_qp *pair);
 /* For pairs that wait: when something happens without anybody's doing, 0 for never. */
 uint64_t pair_deadline(const struct null_qp *pair);
 
-/* -- queue_pair.c -------------------------------------------------------------------------------------------- */
+/* -- queue_pair.c, states.c --------------------------------------------------------------------------- */
 
 struct null_qp {
     struct ibv_qp base;
@@ -254,21 +270,24 @@ static inline uint32_t pair_state(const struct null_qp *pair)
     return atomic_load_explicit(&pair->shared->state, memory_order_acquire);
 }
 
+/* Both halves. */
+void pair_lock(struct null_qp *pair);
+void pair_unlock(struct null_qp *pair);
 /* To IBV_QPS_ERR; what it has posted is flushed by the next polls. */
 void pair_fail(struct null_qp *pair);
 void pair_fail_remote(struct null_qp *pair, bool refused);
 void pair_wake_sender(struct null_qp *pair);
 
-/* -- faults.c ------------------------------------------------------------------------------------------------ */
+/* -- faults.c ----------------------------------------------------------------------------------------- */
 
 enum fault {
-    FAULT_LOSE, FAULT_LATE, FAULT_STATUS, FAULT_REGISTER, FAULT_PAIR, FAULT_MEMLOCK, FAULT_GOES, FAULT_DOWN, FAULT_UP,
-    FAULTS,
+    FAULT_LOSE, FAULT_LATE, FAULT_STATUS, FAULT_REGISTER, FAULT_PAIR, FAULT_MEMLOCK, FAULT_GOES, FAULT_DOWN,
+    FAULT_UP, FAULTS,
 };
 enum count { COUNT_SENDS, COUNT_READS, COUNT_WRITES, COUNT_WAKEUPS, COUNT_KICKS, COUNT_WAITS, COUNTS };
 
 extern _Atomic bool faults_set;
-extern _Atomic bool device_gone;
+extern _Atomic bool device_gone, port_is_down;
 extern bool copies_payload;
 extern _Atomic uint64_t counts[COUNTS];
 

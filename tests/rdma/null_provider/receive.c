@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "null_verbs.h"
 
-/* -- queues of buffers --------------------------------------------------------------------------------------- */
+/* -- queues of buffers -------------------------------------------------------------------------------- */
 
 int receives_begin(struct receive_queue *queue)
 {
@@ -23,7 +23,8 @@ void receives_end(struct receive_queue *queue)
 static struct receive_request *request_at(struct receive_queue *queue, uint32_t place)
 {
     uint32_t at = queue->first + place;
-    return (struct receive_request *) (queue->requests + (at >= queue->depth ? at - queue->depth : at) * queue->size);
+    at = at >= queue->depth ? at - queue->depth : at;
+    return (struct receive_request *) (queue->requests + at * queue->size);
 }
 
 static bool receives_take(struct receive_queue *queue, struct receive_request *into)
@@ -104,7 +105,7 @@ int null_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *request, struct ibv_re
     return error;
 }
 
-/* -- what comes in ------------------------------------------------------------------------------------------- */
+/* -- what comes in ------------------------------------------------------------------------------------ */
 
 static void receive_completed(struct null_qp *pair, int status, int opcode, const struct record *record)
 {

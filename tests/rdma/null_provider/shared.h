@@ -1,7 +1,7 @@
 /* What lies in shared memory.
  *
- * Each process with an open device has one `shared_node`, and each queue pair one `shared_pair` with the ring of
- * what comes in. Nothing here is locked: every field has one writer, or is atomic.
+ * Each process with an open device has one `shared_node`, and each queue pair one `shared_pair` with the ring
+ * of what comes in. Nothing here is locked: every field has one writer, or is atomic.
  */
 #ifndef SHARED_H
 #define SHARED_H
@@ -40,7 +40,8 @@ struct shared_cq {
     _Atomic uint64_t ready[WORDS];
 };
 
-/* Receive buffers of a queue: totals, so that each counter has one kind of writer. waiting: a sender was refused. */
+/* Receive buffers of a queue: totals, so that each counter has one kind of writer. waiting: a sender was
+ * refused. */
 struct shared_receives {
     ALIGNED _Atomic uint32_t posted;
     ALIGNED _Atomic uint32_t reserved;

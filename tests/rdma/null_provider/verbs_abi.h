@@ -1,8 +1,9 @@
-/* What a program and libibverbs.so.1 agree on, as far as the null provider needs it: structures, numbers, symbols.
+/* What a program and libibverbs.so.1 agree on, as far as the null provider needs it: structures, numbers,
+ * symbols.
  *
  * The layout is that of rdma-core's ABI 1.x. tests/rdma/test_null_provider.py compares every offset with the
- * installed header, where there is one. Of objects that the library makes, only the fields that programs read stand
- * here.
+ * installed header, where there is one. Of objects that the library makes, only the fields that programs read
+ * stand here.
  */
 #ifndef VERBS_ABI_H
 #define VERBS_ABI_H
@@ -16,7 +17,7 @@ struct ibv_cq;
 struct ibv_qp;
 struct ibv_srq;
 
-/* -- numbers ------------------------------------------------------------------------------------------------ */
+/* -- numbers ------------------------------------------------------------------------------------------ */
 
 enum { IBV_NODE_CA = 1, IBV_TRANSPORT_IB = 0 };
 enum { IBV_MTU_256 = 1, IBV_MTU_4096 = 5 };
@@ -32,7 +33,13 @@ enum {
 
 enum { IBV_QPT_RC = 2 };
 
-enum ibv_qp_state { IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR };
+enum {
+    IBV_QPS_RESET,
+    IBV_QPS_INIT,
+    IBV_QPS_RTR,
+    IBV_QPS_RTS,
+    IBV_QPS_ERR = 6,
+};
 
 enum {
     IBV_QP_STATE = 1 << 0,
@@ -96,7 +103,7 @@ enum {
     IBV_EVENT_QP_LAST_WQE_REACHED = 16,
 };
 
-/* -- what a device and a port can do ------------------------------------------------------------------------ */
+/* -- what a device and a port can do ------------------------------------------------------------------ */
 
 struct ibv_device_attr {
     char fw_ver[64];
@@ -130,7 +137,7 @@ union ibv_gid {
     uint64_t aligned[2];
 };
 
-/* -- objects ------------------------------------------------------------------------------------------------ */
+/* -- objects ------------------------------------------------------------------------------------------ */
 
 struct ibv_device {
     void *unused_ops[2];
@@ -244,7 +251,7 @@ struct ibv_qp {
     int state, qp_type;
 };
 
-/* -- attributes of queue pairs and shared receive queues ---------------------------------------------------- */
+/* -- attributes of queue pairs and shared receive queues ---------------------------------------------- */
 
 struct ibv_global_route {
     union ibv_gid dgid;
@@ -301,7 +308,7 @@ struct ibv_async_event {
     int event_type;
 };
 
-/* -- symbols ------------------------------------------------------------------------------------------------ */
+/* -- symbols ------------------------------------------------------------------------------------------ */
 
 struct ibv_device **ibv_get_device_list(int *count);
 void ibv_free_device_list(struct ibv_device **list);
