@@ -70,11 +70,17 @@ EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     return 0;
 }
 
-void channel_take_kicks(struct null_channel *channel)
+bool channel_take_kicks(struct null_channel *channel, uint32_t cq)
 {
-    struct bell_message unused;
-    while (recv(channel->kicks, &unused, sizeof(unused), MSG_DONTWAIT) > 0)
-        ;
+    struct bell_message kept[32], *last = kept;
+    bool some = false;
+    while (last < kept + 32 && recv(channel->kicks, last, sizeof(*last), MSG_DONTWAIT) > 0) {
+        some = true;
+        last += cq < QUEUES && last->cq != cq;
+    }
+    while (last-- > kept)
+        bell_ring(node.pid, channel->number, BELL_KICK, *last);
+    return some;
 }
 
 void channel_take_timer(struct null_channel *channel)
@@ -127,11 +133,10 @@ void cq_kick(struct shared_node *owner, uint32_t index)
 {
     struct shared_cq *cq = &owner->cqs[index];
     atomic_thread_fence(memory_order_seq_cst);
-    if (!cq->channel || !atomic_load(&cq->armed) || atomic_load(&cq->kicked))
+    if (!cq->channel || !atomic_load(&cq->armed) || atomic_exchange(&cq->kicked, 1))
         return;
     counted(COUNT_KICKS);
     bell_ring(owner->pid, cq->channel, BELL_KICK, (struct bell_message) {index, cq->generation});
-    atomic_store(&cq->kicked, 1); /* after the message: who sees it finds the message too */
 }
 
 /* -- events ------------------------------------------------------------------------------------------- */
@@ -169,7 +174,7 @@ static bool take_event(struct null_channel *channel, struct ibv_cq **cq, void **
 /* What a poll does besides taking completions, while a thread sleeps in ibv_get_cq_event. */
 static void progress_all(struct null_channel *channel)
 {
-    channel_take_kicks(channel);
+    channel_take_kicks(channel, QUEUES);
     for (int index = 0; index < QUEUES; index++) {
         struct null_cq *cq = node.cqs[index];
         if (!cq || cq->channel != channel)

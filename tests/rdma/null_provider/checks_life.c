@@ -237,9 +237,12 @@ void the_port_goes_down(void)
     check(!null_verbs_fault("down", 0, 1) && event_of(left) == IBV_EVENT_PORT_ERR);
     check(!ibv_query_port(left->context, 1, &port) && port.state == IBV_PORT_DOWN);
     post(left, IBV_WR_SEND, 8, SIGNALED, nowhere);
+    arm(left);
     nothing(left);
+    check(!is_readable(left->channel->fd, 10));
     check(!null_verbs_fault("up", 0, 1) && event_of(left) == IBV_EVENT_PORT_ACTIVE);
     check(!ibv_query_port(left->context, 1, &port) && port.state == IBV_PORT_ACTIVE);
+    check(is_readable(left->channel->fd, 1000));
     expect(left, IBV_WC_SUCCESS); /* it was retried */
     check(!null_verbs_fault("down", 1, 1));
     post(left, IBV_WR_SEND, 8, SIGNALED, nowhere);

@@ -193,7 +193,9 @@ static void serve_word(struct null_cq *cq, uint32_t word, uint32_t limit, uint32
 void cq_progress(struct null_cq *cq, uint32_t limit)
 {
     if (unlikely(atomic_load_explicit(&cq->shared->kicked, memory_order_relaxed))) {
-        channel_take_kicks(cq->channel);
+        /* In this order: with the mark set, a message is there or on its way. One that comes after the mark
+         * was taken wakes once for nothing. */
+        channel_take_kicks(cq->channel, cq->index);
         atomic_exchange(&cq->shared->kicked, 0);
     }
     if (cq->channel && unlikely(atomic_load_explicit(&cq->channel->timer_at, memory_order_relaxed)))
@@ -234,15 +236,14 @@ int null_poll_cq(struct ibv_cq *base, int limit, struct ibv_wc *found)
     if (limit > 0 && cq->count < (uint32_t) limit)
         cq_progress(cq, (uint32_t) limit);
     int taken = take(cq, limit, found);
-    if (unlikely(!taken)) {
-        /* A process may be killed between a kick and the mark of it. */
-        if (cq->channel && ++cq->empty_polls % 64 == 0)
-            channel_take_kicks(cq->channel);
-        if (device_gone)
-            taken = -EIO;
-        else if (cq->overflown)
-            taken = -EINVAL;
+    /* Else a message that came after its mark was taken would wake for ever. */
+    if (unlikely(!taken && cq->channel && ++cq->empty_polls % 64 == 0)
+        && channel_take_kicks(cq->channel, cq->index)) {
+        cq_progress(cq, (uint32_t) limit);
+        taken = take(cq, limit, found);
     }
+    if (unlikely(!taken && (device_gone || cq->overflown)))
+        taken = device_gone ? -EIO : -EINVAL;
     if (unlikely(cq->blocked || cq->holds))
         cq_care(cq);
     pthread_mutex_unlock(&cq->lock);

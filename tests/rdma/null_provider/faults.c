@@ -80,6 +80,10 @@ static void port_changes(bool down)
     pthread_mutex_lock(&node.lock);
     if (node.shared)
         atomic_store(&node.shared->port_down, down);
+    for (struct null_qp *pair = down ? NULL : node.pairs; pair; pair = pair->next_of_node) {
+        cq_kick(node.shared, pair->send_cq->index); /* what waits goes on */
+        pair_wake_sender(pair);
+    }
     pthread_mutex_unlock(&node.lock);
     report_to_all(down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
 }

@@ -161,7 +161,8 @@ void cq_mark(struct shared_node *owner, uint32_t cq, uint32_t slot);
 void cq_announce(struct shared_node *owner, uint32_t cq, bool solicited);
 /* There is something to do, but no completion: wakes a sleeping owner, whose next poll does it. */
 void cq_kick(struct shared_node *owner, uint32_t cq);
-void channel_take_kicks(struct null_channel *channel);
+/* Those of one queue, or with QUEUES all. False: there was none at all. */
+bool channel_take_kicks(struct null_channel *channel, uint32_t cq);
 void channel_take_timer(struct null_channel *channel);
 void channel_set_timer(struct null_channel *channel, uint64_t when);
 /* Events of this queue that nobody took go, those of others stay. */
