@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_about_something_else(item: pytest.Item, real: bool) -> bool:
     words = set(item.name.rstrip("]").partition("[")[2].split("-"))
     if not _is_ours(item):
-        return real and ("fake" in words or "fake" in getattr(item, "fixturenames", ()))
+        return real and bool({"fake", "null"} & (words | set(getattr(item, "fixturenames", ()))))
     if "by_tcp" in getattr(item, "fixturenames", ()):
         return True
     return "inproc" in item.name or bool(_OTHERS & words) or item.name.partition("[")[0] in _NOT_HERE

@@ -16,10 +16,12 @@ from transfer.transports import probe
 from transfer.transports.rdma import domain
 
 
-@pytest.fixture(params=["fake", "real"])
+@pytest.fixture(params=["fake", "null", "real"])
 def context(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     if request.param == "real" and not devices():
         pytest.skip("no RDMA device here: `make test-rdma` brings one")
+    if request.param == "null":
+        request.getfixturevalue("null")
     if request.param == "fake":
         driver = FakeDriver()
         seen = probe.probe

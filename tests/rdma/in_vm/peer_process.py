@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.rdma.ends import World, agreement
@@ -43,16 +44,25 @@ def upgrade_over(connection: socket.socket, made: World, around: Surroundings, c
 
 
 class PeerProcess:
-    """A process that connects to us. `do` is what it does then: see `main`."""
+    """A process that connects to us. `do` is what it does then: see `main`. prepare: called there first."""
 
-    def __init__(self, made: World, around: Surroundings, do: str, size: int) -> None:
+    def __init__(
+        self,
+        made: World,
+        around: Surroundings,
+        do: str,
+        size: int,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         CONTEXT.set_forkserver_preload([__name__])
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             listener.settimeout(120)
             self.link, theirs = CONTEXT.Pipe()
-            self.process = CONTEXT.Process(target=main, args=(listener.getsockname(), theirs, do, size))
+            self.process = CONTEXT.Process(
+                target=main, args=(listener.getsockname(), theirs, do, size, prepare)
+            )
             self.process.start()
             theirs.close()
             connection, _ = listener.accept()
@@ -69,8 +79,10 @@ class PeerProcess:
         self.link.close()
 
 
-def main(address: tuple[str, int], link: Any, do: str, size: int) -> None:
+def main(address: tuple[str, int], link: Any, do: str, size: int, prepare: Callable[[], None] | None) -> None:
     """send: announces one message and waits. receive: reads whatever comes. idle: nothing."""
+    if prepare is not None:
+        prepare()
     made = World(None)
     stream = upgrade_over(socket.create_connection(address), made, made.socket(), True)
     if do == "send":

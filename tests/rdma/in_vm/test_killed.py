@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -30,9 +31,11 @@ def ended(stream) -> bool:
     return False
 
 
-def one_kill(made: World, hub, phase: str, chance: random.Random) -> None:
+def one_kill(
+    made: World, hub, phase: str, chance: random.Random, prepare: Callable[[], None] | None = None
+) -> None:
     do = {"idle": "idle", "announced to us": "send", "read by us": "send"}.get(phase, "receive")
-    peer = PeerProcess(made, hub, "idle" if phase == "announced to it" else do, SIZE)
+    peer = PeerProcess(made, hub, "idle" if phase == "announced to it" else do, SIZE, prepare)
     stream = peer.stream
     peer.expect("ready")
     released: list[BaseException | None] = []

@@ -1,0 +1,333 @@
+"""The null provider: its promises at the level of verbs, its faults, what it leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import random
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transfer
+from tests.rdma import null_provider
+from tests.rdma.ends import World, devices, meet, world
+from tests.rdma.in_vm.test_killed import PHASES, one_kill
+from tests.rdma.null_provider import BUILT, SHARED, SOURCES, Missing, NullProvider
+from transfer.transports.errors import RegistrationError
+from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.probe import probe
+from transfer.transports.rdma.driver import Completion, load
+from transfer.transports.testing.ends import plain, receive
+
+HEADER = Path("/usr/include/infiniband/verbs.h")
+#: names of all checks
+CHECKS = tuple(re.findall(r'^    \{"(\w+)", \w+\},$', (SOURCES / "checks.c").read_text(), re.MULTILINE))
+_numbers = count()
+
+
+def compiled(program: str) -> Path:
+    """A program of the folder, with all parts of the provider in it."""
+    parts = [*null_provider.parts(), *sorted(SOURCES.glob(f"{program}*.c"))]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in [*parts, *sorted(SOURCES.glob("*.h"))]))
+    target = BUILT / f"{program}-{digest.hexdigest()[:16]}"
+    if not target.exists():
+        try:
+            null_provider.compile_c(parts, target, ("-std=gnu11", "-O2", "-g", "-pthread"))
+        except Missing as missing:
+            pytest.skip(str(missing))
+    return target
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A NULL_VERBS_NAME of which nothing is left."""
+    made = f"null_test-{os.getpid()}-{next(_numbers)}"
+    yield made
+    left = sorted(SHARED.glob(f"{made}.*"))
+    for path in left:
+        path.unlink()
+    assert not left
+
+
+# -- verbs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_verbs(check: str, name: str) -> None:
+    ran = subprocess.run(
+        [compiled("checks"), check],
+        env={**os.environ, "NULL_VERBS_NAME": name},
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert not ran.returncode, ran.stderr
+
+
+def test_all_checks_run() -> None:
+    assert len(CHECKS) > 20
+    assert subprocess.check_output([compiled("checks")], text=True, timeout=30).split() == list(CHECKS)
+
+
+def layout(header: str, folder: Path) -> str:
+    """Sizes and offsets of all structures of ours, as a header has them."""
+    text = re.sub(r"/\*.*?\*/", "", (SOURCES / "verbs_abi.h").read_text(), flags=re.DOTALL)
+    lines = ["#include <stdio.h>", "#include <stddef.h>", f"#include {header}", "int main(void) {"]
+    for struct, body in re.findall(r"^struct (ibv_\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL):
+        flat = re.sub(r"(struct|union) \{.*?\} \w+;", "", body, flags=re.DOTALL)
+        fields = re.findall(r"(\w+)(?:\[\d+\])?(?=[,;])|\(\*(\w+)\)\(", flat)
+        for field in sorted({one or other for one, other in fields} - UNNAMED):
+            lines.append(f'printf("{struct}.{field} %zu\\n", offsetof(struct {struct}, {field}));')
+        if struct not in CUT:
+            lines.append(f'printf("{struct} %zu\\n", sizeof(struct {struct}));')
+    for field in (
+        "ah_attr.grh.dgid",
+        "ah_attr.grh.hop_limit",
+        "ah_attr.dlid",
+        "ah_attr.port_num",
+        "alt_ah_attr",
+    ):
+        lines.append(f'printf("{field} %zu\\n", offsetof(struct ibv_qp_attr, {field}));')
+    lines.append('printf("rkey %zu\\n", offsetof(struct ibv_send_wr, wr.rdma.rkey)); return 0; }')
+    source, program = folder / "layout.c", folder / "layout"
+    source.write_text("\n".join(lines))
+    null_provider.compile_c([source], program, (f"-I{SOURCES}",))
+    program.chmod(0o755)
+    return subprocess.check_output([program], text=True, timeout=30)
+
+
+#: of which the header has more than ours
+CUT = {
+    *("ibv_device", "ibv_context", "ibv_pd", "ibv_mr", "ibv_comp_channel", "ibv_qp", "ibv_cq", "ibv_srq"),
+    *("ibv_global_route", "ibv_ah_attr"),
+}
+#: of fields that stand for others, or that are different in the header
+UNNAMED = {
+    *("unused_ops", "before", "between", "after", "end", "rest", "room", "raw", "aligned", "mutex"),
+    *("wr", "qp_type_room", "void", "int"),
+}
+
+
+def test_the_layout_is_that_of_the_header(tmp_path: Path) -> None:
+    if not HEADER.exists():
+        pytest.skip("no header of libibverbs: apt-get install libibverbs-dev")
+    try:
+        ours = layout('"verbs_abi.h"', tmp_path)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    theirs = layout("<infiniband/verbs.h>", tmp_path)
+    assert ours == theirs and ours.count("\n") > 150
+
+
+def test_two_processes_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(null_provider, "_FLAGS", ("-O0", "-shared", "-fPIC", "-pthread"))
+    try:
+        with ThreadPoolExecutor() as pool:
+            first, second = pool.map(null_provider.build, [tmp_path] * 2)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    assert first == second and list(tmp_path.iterdir()) == [first]
+    begun = first.stat().st_mtime_ns
+    assert null_provider.build(tmp_path).stat().st_mtime_ns == begun
+
+
+def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(null_provider.shutil, "which", lambda _: None)
+    with pytest.raises(Missing, match="gcc"):
+        null_provider.build(tmp_path)
+
+
+# -- through the binding ---------------------------------------------------------------------------
+
+
+class Ends:
+    """Two queue pairs of one device, through the binding of the core."""
+
+    def __init__(self) -> None:
+        from transfer.transports.core.native import verbs
+
+        self.device = verbs.VerbsDevice("null0")
+        self.queues = [verbs.VerbsQueue(self.device, 64, Completion) for _ in range(2)]
+        self.shared = [verbs.VerbsSharedQueue(self.device, 16) for _ in range(2)]
+        self.pairs = [
+            verbs.VerbsPair(self.device, queue, shared, 16)
+            for queue, shared in zip(self.queues, self.shared, strict=True)
+        ]
+        self.memory = bytearray(1 << 16)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.region = verbs.VerbsRegion(self.device, address, len(self.memory), 7)
+        gid = self.device.gid(1, 1)
+        for pair, peer in zip(self.pairs, reversed(self.pairs), strict=True):
+            pair.connect(peer.number, gid, 0, 7, 4096, 16, 10, 6, 1, 1, 7)
+
+    def send(self, length: int = 64) -> None:
+        self.pairs[0].send(1, self.region.address, length, self.region.lkey, True)
+
+    def read(self) -> None:
+        region = self.region
+        self.pairs[0].read(2, region.address, 64, region.lkey, region.address + 4096, region.rkey)
+
+    def close(self) -> None:
+        for one in (*self.pairs, *self.shared, *self.queues, self.region, self.device):
+            one.close()
+
+
+@pytest.fixture
+def ends(null: NullProvider) -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def test_the_binding_reads_and_sends(ends: Ends) -> None:
+    ends.memory[4096:4100] = b"read"
+    ends.read()
+    assert ends.queues[0].poll(8) == [Completion(2, 0, 64, ends.pairs[0].number)]
+    assert ends.memory[:4] == b"read"
+    ends.shared[1].post(9, ends.region.address + 8192, 100, ends.region.lkey)
+    ends.send(4)
+    assert ends.queues[1].poll(8) == [Completion(9, 0, 4, ends.pairs[1].number)]
+    assert ends.memory[8192:8196] == b"read"
+
+
+def test_a_lost_completion_and_a_late_one(ends: Ends, null: NullProvider) -> None:
+    null.fault("lose:read")
+    null.fault("late=3:read", 1)
+    for _ in range(3):
+        ends.read()
+    assert [len(ends.queues[0].poll(8)) for _ in range(4)] == [1, 0, 0, 1]
+
+
+def test_a_chosen_status_ends_the_pair(ends: Ends, null: NullProvider) -> None:
+    null.fault("status=9")
+    ends.read()
+    ends.read()
+    assert [one.status for one in ends.queues[0].poll(8)] == [9, 5]
+
+
+def test_nobody_has_to_poll_for_a_timeout(ends: Ends) -> None:
+    """A sender without a receive buffer: its descriptor wakes it in time, and it costs nothing until then."""
+    queue = ends.queues[0]
+    queue.arm()
+    ends.send()
+    poller = select.poll()
+    poller.register(queue.fd, select.POLLIN)
+    used, begun = time.process_time(), time.monotonic()
+    while not (found := queue.poll(8)):
+        assert poller.poll(5000)
+    assert found[0].status == 13
+    assert 0.4 < time.monotonic() - begun < 3 and time.process_time() - used < 0.1
+    assert queue.take_event()
+
+
+def test_it_counts_what_happens(null: NullProvider) -> None:
+    before = {what: null.count(what) for what in ("sends", "reads")}
+    made = Ends()
+    made.read()
+    made.close()
+    assert null.count("reads") == before["reads"] + 1 and null.count("sends") == before["sends"]
+
+
+# -- the transport on it ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def over_null(null: NullProvider) -> Iterator[World]:
+    with world(None) as made:
+        yield made
+
+
+def test_the_probe_sees_a_device(null: NullProvider) -> None:
+    found = probe("rdma")
+    assert found.usable and found.details["route"] == "null0 port 1 GID 1 (127.0.0.1)"
+    assert load().devices() == devices() == ["null0"]
+    null.fault("down")
+    transfer.transports.probe.forget()
+    assert probe("rdma").word == "link"
+
+
+def test_little_memory_to_lock(over_null: World, null: NullProvider) -> None:
+    with meet(over_null) as ends:
+        null.fault(f"memlock={64 << 20}")
+        with pytest.raises(RegistrationError) as refused:
+            ends.connecting.send(plain(bytes(65 << 20)))
+        assert refused.value.errno == errno.ENOMEM
+        ends.connecting.send(plain(b"after"))
+        assert receive(ends.accepting)[0].bytes == b"after"
+
+
+def test_no_queue_pair_is_left(over_null: World, null: NullProvider) -> None:
+    null.fault(f"pair={errno.ENOMEM}")
+    with pytest.raises(Declined, match="ENOMEM"):
+        over_null.connect(over_null.socket(), over_null.socket())
+    over_null.connect(over_null.socket(), over_null.socket())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_peer_is_killed(phase: str, null: NullProvider) -> None:
+    with world(None) as made:
+        hub = made.socket()
+        near, there = made.connect(made.socket(), hub)
+        prepare = null_provider.Entrance(null_provider.environment(null.name))
+        one_kill(made, hub, phase, random.Random(3), prepare)
+        near.send(plain(b"others go on"))
+        assert receive(there)[0].bytes == b"others go on"
+        assert there._port.reserved == 1
+
+
+PROGRAM = """
+import sys, transfer
+with transfer.Context(protocol="rdma", policy="require") as context, context.socket(transfer.PUSH) as push:
+    push.sndtimeo = 20000
+    push.connect(sys.argv[1])
+    for number in range(200):
+        push.send(bytes([number]) * (1 + number * 300))
+    push.close(20000)
+"""
+
+
+def test_another_program_uses_it(null: NullProvider, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with transfer.Context(protocol="rdma") as context, context.socket(transfer.PULL) as pull:
+        pull.bind("tcp://127.0.0.1:0")
+        pull.rcvtimeo = 20_000
+        command = [sys.executable, "-m", "tests.rdma.null_provider", program, pull.last_endpoint]
+        with subprocess.Popen(command) as started:
+            for number in range(200):
+                assert pull.recv() == bytes([number]) * (1 + number * 300)
+            assert {peer.transport for peer in pull.peers()} <= {"rdma"}
+            assert started.wait(20) == 0
+
+
+def run(null: NullProvider, code: str, **variables: str) -> str:
+    environment = {**os.environ, **null_provider.environment(null.name), **variables}
+    command = [sys.executable, "-c", "from tests.rdma.test_null_provider import Ends\n" + code]
+    return subprocess.check_output(command, env=environment, text=True, timeout=30).strip()
+
+
+def test_a_fault_and_no_copies_from_the_environment(null: NullProvider) -> None:
+    code = "ends = Ends(); ends.memory[4096] = 9; ends.read(); "
+    code += "ends.read(); print([one.status for one in ends.queues[0].poll(8)], ends.memory[0]); ends.close()"
+    said = run(null, code, NULL_VERBS_COPY="0", NULL_VERBS_FAULT="lose:send;status=10:read,1,1")
+    assert said == "[0, 10] 0"
+
+
+def test_leftovers_of_a_killed_process_go(null: NullProvider) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run(null, "import os; ends = Ends(); os.kill(os.getpid(), 9)")
+    assert len(null.left()) == 1  # its process; names of connected pairs went when they were connected
+    made: Any = Ends()
+    assert null.left() == [f"{null.name}.{os.getpid()}"]
+    made.close()
+    assert not null.left()
