@@ -27,6 +27,12 @@ def null() -> Iterator[NullProvider]:
         yield provider
 
 
+@pytest.fixture
+def over_null(null: NullProvider) -> Iterator[World]:
+    with world(None) as made:
+        yield made
+
+
 @pytest.fixture(params=["fake", "null", "real"])
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     if request.param == "real" and not devices():

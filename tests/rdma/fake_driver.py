@@ -257,6 +257,9 @@ class FakePair(QueuePair):
         else:
             self.driver.held_reads.append(run)
 
+    def fail(self) -> None:
+        self.failed = True
+
     def close(self) -> None:
         if not self.closed:
             self.closed = True

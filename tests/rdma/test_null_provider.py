@@ -241,12 +241,6 @@ def test_it_counts_what_happens(null: NullProvider) -> None:
 # -- the transport on it ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def over_null(null: NullProvider) -> Iterator[World]:
-    with world(None) as made:
-        yield made
-
-
 def test_the_probe_sees_a_device(null: NullProvider) -> None:
     found = probe("rdma")
     assert found.usable and found.details["route"] == "null0 port 1 GID 1 (127.0.0.1)"

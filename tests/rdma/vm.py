@@ -35,10 +35,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _OVER = ("-m", "not slow", "-p", "tests.rdma.suites_plugin")
 #: what pytest runs in the machine unless it is told otherwise: streams and their faults on real verbs,
 #: then the suites of sockets over rdma
-SUITE = (
+STREAMS = (
     *("tests/rdma/test_stream.py", "tests/rdma/test_faults.py", "tests/rdma/test_sockets.py"),
-    *("tests/rdma/in_vm", *(f"tests/{name}.py" for name in suites_plugin.SUITES), *_OVER),
+    "tests/rdma/test_device_events.py",
 )
+SUITE = (*(*STREAMS, "tests/rdma/in_vm", *(f"tests/{name}.py" for name in suites_plugin.SUITES), *_OVER),)
 #: what `make test-slow` runs there besides
 MORE = (*(f"tests/{name}.py" for name in suites_plugin.MORE), *_OVER)
 #: seconds from start to end; it boots in half a minute on a quiet machine

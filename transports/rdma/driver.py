@@ -161,6 +161,11 @@ class QueuePair(ABC):
         """Reads the peer's memory at `remote` into ours. Always signaled."""
 
     @abstractmethod
+    def fail(self) -> None:
+        """Ends the connection: nothing arrives any more, and what is posted completes with an error. What has
+        arrived can still be polled, which `close` drops. Idempotent; never raises."""
+
+    @abstractmethod
     def close(self) -> None:
         """From now on the peer cannot access our memory through it. Idempotent."""
 

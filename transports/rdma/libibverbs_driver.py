@@ -246,6 +246,9 @@ class _Pair(QueuePair):
         except OSError as error:
             raise _no_request(error) from error
 
+    def fail(self) -> None:
+        self._handle.fail()
+
     def close(self) -> None:
         self._handle.close()
 

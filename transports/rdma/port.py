@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.transports.errors import TransferError
+from transfer.transports.errors import Broken, TransferError
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.rdma.domain import Domain, Domains
 from transfer.transports.rdma.driver import SUCCESS, Completion, QueuePair
@@ -82,6 +82,10 @@ class RdmaPort:
             self._queue.close()
             raise
         self._slabs: list[MemoryBlock] = []
+        #: polled, and not yet dispatched
+        self._found: deque[Completion] = deque()
+        #: why no stream can use it any more
+        self.failed: TransferError | None = domain.lost
         domain.on_lost[self] = self._lose
 
     @property
@@ -91,7 +95,17 @@ class RdmaPort:
 
     @property
     def full(self) -> bool:
-        return self.reserved >= self.peers or self.domain.lost is not None
+        return self.reserved >= self.peers or self.failed is not None
+
+    def run_after(self) -> None:
+        """Calls the callbacks, with no lock held."""
+        after = self.after
+        while after:
+            try:
+                callback = after.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            callback()
 
     # -- under the lock
 
@@ -107,32 +121,61 @@ class RdmaPort:
         self.sleep()
 
     def leave(self, stream: VerbsStream) -> None:
-        """The stream's queue pair is closed already: its entries in the queue are dropped."""
+        """The stream's queue pair gets nothing any more: its entries in the queue are dropped, and their
+        buffers posted again."""
         if self._streams.get(stream.number) is stream:
             self.progress()
             del self._streams[stream.number]
             self.reserved -= 1
 
     def progress(self) -> int:
-        """Takes all present completions, of any stream; returns their number."""
+        """Takes all present completions, of any stream; returns their number.
+
+        It may be called within a completion: that call goes on with the rest of the batch, in order.
+        """
         total = 0
-        while True:
-            found = self._queue.poll(_BATCH)
-            for one in found:
-                self._dispatch(one)
-            total += len(found)
-            if len(found) < _BATCH:
-                break
+        found = self._found
+        more = True
+        while found or more:
+            while found:
+                total += 1
+                self._dispatch(found.popleft())
+            if more:
+                more = self._poll()
         if total and self._armed:
             self._notified = True
         while self.dirty:
             self.dirty.pop().send_done()
         return total
 
+    def _poll(self) -> bool:
+        """Whether there may be more."""
+        if self.failed is not None:
+            return False
+        try:
+            self._found += self._queue.poll(_BATCH)
+        except Broken as error:
+            self._fail(error)
+            return False
+        return len(self._found) == _BATCH
+
+    def _fail(self, error: TransferError) -> None:
+        """The queues work no more: ends all streams."""
+        if self.failed is None:
+            self.failed = error  # first: a stream that ends polls, too
+            for stream in list(self._streams.values()):
+                stream.end(error)
+
+    def _arm(self) -> None:
+        try:
+            self._queue.arm()
+        except Broken as error:
+            self._fail(error)
+
     def sleep(self) -> None:
         """No completion is there: from now on `fd` reports them. Takes those that came in between."""
         if not self._armed:
-            self._queue.arm()
+            self._arm()
             self._armed = True
         elif not self._notified or not self.arm_again():
             return  # an event is still to come
@@ -144,7 +187,7 @@ class RdmaPort:
         if not self._queue.take_event():
             return False
         self._notified = False
-        self._queue.arm()
+        self._arm()
         return True
 
     def _dispatch(self, one: Completion) -> None:
@@ -157,7 +200,10 @@ class RdmaPort:
         buffer, prepared = self._buffers[which]
         if stream is not None and stream.alive and one.status == SUCCESS:
             stream.arrived(buffer[: one.length])
-        self._shared.post(prepared)
+        try:
+            self._shared.post(prepared)
+        except Broken as error:
+            self._fail(error)
 
     def _post_for(self, peers: int) -> None:
         """Posts the receive buffers for this many peers."""
@@ -176,11 +222,10 @@ class RdmaPort:
     # -- by the owner
 
     def _lose(self, error: TransferError) -> None:
-        """The device is gone, and with it every stream. Called without the lock."""
+        """The device is gone. Called without the lock."""
         with self.lock:
-            streams = list(self._streams.values())
-        for stream in streams:
-            stream.lose(error)
+            self._fail(error)
+        self.run_after()
 
     def close(self) -> None:
         """Closes shared receive queue, completion queue, channel. Its streams end. Idempotent."""

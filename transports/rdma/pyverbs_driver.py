@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -338,6 +338,12 @@ class _Pair(QueuePair):
             self._pair.post_send(request)
         except self._errors as error:
             raise Broken("the queue pair takes no request any more") from error
+
+    def fail(self) -> None:
+        if is_open(self._pair):
+            attributes = self._library.qp.QPAttr(qp_state=self._library.enums.IBV_QPS_ERR)
+            with suppress(self._errors):  # `close` ends it in any case
+                self._pair.modify(attributes, self._library.enums.IBV_QP_STATE)
 
     def close(self) -> None:
         self._kept.clear()

@@ -155,13 +155,11 @@ class VerbsStream(Subscribable, RdmaOutgoing, RdmaIncoming):
         self.control.close()
         return lost
 
-    def lose(self, error: TransferError) -> None:
-        """The device is gone: ends the connection, with no lock held before."""
-        with self._lock:
-            self._break(error)
-        self._run_after()
-
     # -- for the port, under its lock ------------------------------------------------------------
+
+    def end(self, error: TransferError) -> None:
+        """The port fails."""
+        self._break(error)
 
     def completed(self, kind: int, which: int, status: int) -> None:
         """A send or a READ of this side completed."""
@@ -194,15 +192,20 @@ class VerbsStream(Subscribable, RdmaOutgoing, RdmaIncoming):
                 self._held(message.numbers[0])
 
     def _break(self, error: TransferError) -> None:
-        """Ends the connection: closes the queue pair first, then frees all memory that it could access."""
+        """Ends the connection: closes the queue pair first, then frees all memory that it could access.
+
+        Completions that were not polled are lost with a queue pair, as are their receive buffers: they are
+        taken before.
+        """
         if self.broken is not None:
             return
         if isinstance(error, RegistrationError):
             text = str(error).split("\n", 1)[0]
             self._give_up(GivenUp(time.monotonic(), error.reason, text, error.hint))
         self.broken = error
-        self._pair.close()
+        self._pair.fail()
         self._port.leave(self)
+        self._pair.close()
         self._end_sending(error)
         self._end_receiving()
         for timer in (self._watching, self._report_timer):
@@ -238,14 +241,7 @@ class VerbsStream(Subscribable, RdmaOutgoing, RdmaIncoming):
     # ------------------------------------------------------------------------------------------
 
     def _run_after(self) -> None:
-        """Calls the callbacks, with no lock held."""
-        after = self._port.after
-        while after:
-            try:
-                callback = after.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            callback()
+        self._port.run_after()
 
     def _is_broken(self) -> TransferError:
         error = Broken(f"the connection to {self.name} has ended")

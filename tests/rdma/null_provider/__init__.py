@@ -203,7 +203,7 @@ def used() -> Iterator[NullProvider]:
     os.environ.update(wanted)
     try:
         try:
-            file = load_binding().library_file()
+            file = load_binding()[0].library_file()
         except DeviceError as error:
             raise Missing(str(error)) from error
         if file != str(build().resolve()):

@@ -258,6 +258,7 @@ cdef enum:
     IBV_QPS_INIT = 1
     IBV_QPS_RTR = 2
     IBV_QPS_RTS = 3
+    IBV_QPS_ERR = 6
 
     IBV_QP_STATE = 1 << 0
     IBV_QP_ACCESS_FLAGS = 1 << 3

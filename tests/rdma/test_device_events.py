@@ -1,0 +1,108 @@
+"""A device that goes, a link that goes down, and connections that break while others go on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import transfer
+from tests.rdma.ends import World, meet
+from tests.rdma.null_provider import NullProvider
+from tests.sockets.helpers import eventually
+from transfer.transports.errors import Broken
+from transfer.transports.testing.ends import plain, receive, until
+
+
+def test_a_device_that_goes_ends_its_connections_at_once(null: NullProvider, over_null: World) -> None:
+    """Also one that has nothing to send."""
+    hub = over_null.socket()
+    near, far = over_null.connect(over_null.socket(), hub)
+    idle = over_null.connect(over_null.socket(), hub)
+    near.send(plain(b"before"))
+    assert receive(far)[0].bytes == b"before"
+    null.fault("goes")
+    try:
+        near.send(plain(b"after"))
+    except Broken:
+        pass
+    for stream in (near, far, *idle):
+        until(lambda stream=stream: stream.broken, "the end")
+
+
+def test_sockets_return_by_tcp(null: NullProvider, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        transfer.Context(protocol="rdma", policy="prefer") as context,
+        context.socket(transfer.PULL, rcvtimeo=20_000) as pull,
+        context.socket(transfer.PUSH, sndtimeo=20_000, resend=True) as push,
+    ):
+        pull.bind("tcp://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
+        push.send(b"before")
+        assert pull.recv() == b"before"
+        assert [peer.transport for peer in push.peers()] == ["rdma"]
+        with caplog.at_level(logging.WARNING, "transfer"):
+            null.fault("goes")
+            wanted = [b"after %d" % number for number in range(20)]
+            for message in wanted:
+                push.send(message)
+            got = []  # what was not confirmed when the device went is sent again
+            while wanted[-1] not in got:
+                got.append(pull.recv())
+        assert [message for message in dict.fromkeys(got) if message != b"before"] == wanted
+        assert eventually(lambda: [peer.transport for peer in push.peers()] == ["tcp"])
+    assert sum("the RDMA device null0 is gone" in record.message for record in caplog.records) == 1
+
+
+def test_a_link_that_goes_down_and_returns_is_logged(
+    null: NullProvider, over_null: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    near, far = over_null.connect(over_null.socket(), over_null.socket())
+    for fault, words in (("down", "the link of null0 port 1 is down"), ("up", "port 1 is up again")):
+        with caplog.at_level(logging.WARNING, "transfer"):
+            null.fault(fault)
+            near.send(plain(fault.encode()))
+            assert eventually(lambda words=words: words in caplog.text)
+    got = []
+    while len(got) < 2:
+        near.flush()  # the provider has no thread: its sender tries again when it polls
+        got += far.receive() or ()
+    assert [frame.bytes for frame in got] == [b"down", b"up"]
+
+
+def test_no_receive_buffer_is_lost_with_a_connection(made: World) -> None:
+    """Completions of a queue pair that nobody polled go with it: their buffers are others', too."""
+    hub = made.socket()
+    for _ in range(12):
+        near, far = made.connect(made.socket(), hub)
+        for _ in range(30):
+            near.send(plain(b"unread"))
+        far.close()
+        near.close()
+    near, far = made.connect(made.socket(), hub)
+    for number in range(100):
+        near.send(plain(b"%d" % number))
+        assert receive(far)[0].bytes == b"%d" % number
+
+
+def test_a_completion_within_another_keeps_its_place(made: World) -> None:
+    """A stream that ends takes completions: the rest of the batch goes before those."""
+    with meet(made) as ends:
+        near, far = ends.connecting, ends.accepting
+        port, order = far._port, []
+        arrived = far.arrived
+
+        def within(data):
+            order.append(bytes(data[-1:]))
+            if len(order) == 1:
+                for number in b"defg":
+                    near.send(plain(bytes([number])))
+                port.progress()
+            arrived(data)
+
+        far.arrived = within
+        for number in b"abc":
+            near.send(plain(bytes([number])))
+        got = [receive(far)[0].bytes for _ in range(7)]
+        assert b"".join(order) == b"abcdefg"
+        assert sorted(got) == [bytes([number]) for number in b"abcdefg"]
