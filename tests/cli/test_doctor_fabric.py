@@ -54,7 +54,7 @@ def test_a_good_network():
         (replace(GOOD, mtu=1024), "packet size", "warn", ("1024", "MC_MTU")),
         (replace(GOOD, losses={"out_of_sequence": 1234}), "lost packets", "warn",
          ("out_of_sequence 1,234", "PFC")),
-        (replace(GOOD, pauses={"rx_prio3_pause": 0}), "flow control", "ok", ("no pause frame", "mlnx_qos")),
+        (replace(GOOD, pauses={"rx_prio3_pause": 0}), "flow control", "ok", ("no pause frame", "PFC")),
         (replace(GOOD, pauses=None), "flow control", "off", ("eth2 cannot be read", "ethtool")),
         (replace(GOOD, peermem=False), "gpu memory", "warn", ("cannot read", "nvidia-peermem")),
         (replace(GOOD, peermem=False, dmabuf=True), "gpu memory", "ok", ("dma-buf", "")),

@@ -125,17 +125,17 @@ def _lost(losses: Mapping[str, int]) -> Check:
 
 
 def _flow_control(seen: FabricFacts) -> Check:
-    name = "rdma flow control"
+    status, what, hint = (
+        "ok",
+        "no pause frame so far",
+        "without PFC or ECN a loaded RoCE network loses packets",
+    )
     if seen.pauses is None:
-        where = seen.interface or "the interface"
-        return Check("devices", name, "off", f"the counters of {where} cannot be read", "`ethtool -S`")
-    used = {counter: count for counter, count in seen.pauses.items() if count}
-    if used:
-        return Check(
-            "devices", name, "ok", ", ".join(f"{counter} {count:,}" for counter, count in used.items())
-        )
-    hint = "without PFC or ECN a loaded RoCE network loses packets: `mlnx_qos`, `dcb pfc show`"
-    return Check("devices", name, "ok", "no pause frame so far", hint)
+        status, hint = "off", "`ethtool -S`"
+        what = f"the counters of {seen.interface or 'the interface'} cannot be read"
+    elif used := {counter: count for counter, count in seen.pauses.items() if count}:
+        what, hint = ", ".join(f"{counter} {count:,}" for counter, count in used.items()), ""
+    return Check("devices", "rdma flow control", status, what, hint)
 
 
 def _gpu(seen: FabricFacts) -> Check:
