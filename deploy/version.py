@@ -30,9 +30,9 @@ _ABBREV = "--abbrev=10"
 _LIMIT = 30
 
 
-def version_of(root: Path) -> str:
-    """Returns the version of the tree below `root`. Raises SystemExit for a TRANSFER_VERSION or a tag that is
-    no version."""
+def version_of(root: Path, *, committed: bool = False) -> str:
+    """Returns the version of the tree below `root`, or of its commit alone, without what was changed since.
+    Raises SystemExit for a TRANSFER_VERSION or a tag that is no version."""
     given = os.environ.get("TRANSFER_VERSION", "")
     if given:
         if not re.fullmatch(r"\d[\w.]*(\+[\w.]+)?", given):
@@ -41,9 +41,9 @@ def version_of(root: Path) -> str:
     # A tree inside another project's repository has that project's tags: only its own `.git` counts.
     if root.joinpath("PKG-INFO").exists():
         text = root.joinpath("PKG-INFO").read_text(encoding="utf-8")
-        return re.findall(r"^Version: (.+)$", text, re.MULTILINE)[0]
+        return str(re.findall(r"^Version: (.+)$", text, re.MULTILINE)[0])
     if root.joinpath(".git").exists():
-        return _of_git(root)
+        return _of_git(root, [] if committed else ["--dirty"])
     return UNKNOWN
 
 
@@ -64,12 +64,12 @@ def _next(version: str) -> str:
     return f"{head}{int(last) + 1}"
 
 
-def _of_git(root: Path) -> str:
-    described = _git(root, "describe", "--tags", "--long", "--dirty", "--match", "v[0-9]*", _ABBREV)
+def _of_git(root: Path, dirty: list[str]) -> str:
+    described = _git(root, "describe", "--tags", "--long", *dirty, "--match", "v[0-9]*", _ABBREV)
     if described:
         return of_description(described)
     commits = _git(root, "rev-list", "--count", "HEAD")
-    described = _git(root, "describe", "--always", "--dirty", "--exclude", "*", _ABBREV)
+    described = _git(root, "describe", "--always", *dirty, "--exclude", "*", _ABBREV)
     if not commits or not described:
         return UNKNOWN
     return f"{FIRST}.dev{commits}+g{described.replace('-', '.')}"

@@ -68,6 +68,7 @@ def test_a_repository_before_and_behind_its_first_tag(repository):
     assert re.fullmatch(r"0\.1\.0\.dev1\+g[0-9a-f]{10}", version_of(folder))
     (folder / "file").write_text("two")
     assert re.fullmatch(r"0\.1\.0\.dev1\+g[0-9a-f]{10}\.dirty", version_of(folder))
+    assert ".dirty" not in version_of(folder, committed=True)
     git("tag", "other-9")
     git("commit", "--all", "--quiet", "--message", "two")
     git("tag", "v0.1.0")

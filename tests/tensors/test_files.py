@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
-import torch
 
 from transfer.tensors import load, save
 from transfer.transports.errors import NotATensor, ProtocolError, TransferError, UsageError
+
+torch = pytest.importorskip("torch", reason="pip install torch")
 
 TENSORS = {
     "f": np.arange(12, dtype="f4").reshape(3, 4),
