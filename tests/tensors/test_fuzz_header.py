@@ -7,7 +7,9 @@ import tracemalloc
 
 import pytest
 
-from tests.tensors import fuzz_header
+pytest.importorskip("torch", reason="pip install torch")  # the headers of test_bundle are among the fuzzer's
+
+from tests.tensors import fuzz_header  # noqa: E402
 
 #: what the fuzzer found, with what becomes of it now
 KEPT = {
