@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="pip install torch")  # the headers of test_bundle are among the fuzzer's
 
-from tests.tensors import fuzz_header  # noqa: E402
+from tests.tensors import fuzz_header
 
 #: what the fuzzer found, with what becomes of it now
 KEPT = {
