@@ -50,6 +50,10 @@ def environment(version: str, interpreter: Path) -> Path:
         subprocess.run([interpreter, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_TIMEOUT)
         pip = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install", *PACKAGES]
         subprocess.run(pip, check=True, timeout=INSTALL_TIMEOUT)
+        # The package itself, so that it has a version, and errors name what to install.
+        editable = [*pip[: -len(PACKAGES)], "--no-deps", "--no-build-isolation", "--editable", ROOT]
+        variables = {**os.environ, "TRANSFER_NO_NATIVE": "1"}
+        subprocess.run(editable, check=True, timeout=INSTALL_TIMEOUT, env=variables)
         mark.write_text(wanted)
     return python
 

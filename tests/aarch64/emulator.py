@@ -14,6 +14,8 @@ from pathlib import Path
 
 #: Debian 12's
 VERSION = "3.11"
+#: packages of Debian; numpy needs the second
+SYSTEM = (f"python{VERSION}", "libstdc++6")
 #: what the tests import, in wheels for aarch64
 PACKAGES = (
     *("pytest>=8.3", "pytest-timeout>=2.3", "pytest-asyncio>=0.25", "hypothesis>=6.100"),
@@ -43,11 +45,12 @@ def prepare(place: Path, pip: list[str]) -> Emulated:
     place.mkdir(parents=True, exist_ok=True)
     emulator = _emulator(place)
     root = place / "root"
-    if not (place / "root-done").exists():
-        _unpack(_download(place, "arm64", [f"python{VERSION}", "openssl"]), root)
-        (place / "root-done").touch()
+    if not _is_made_of(place / "root-done", SYSTEM):
+        _unpack(_download(place, "arm64", list(SYSTEM)), root)
+        (place / "root-done").write_text(repr(SYSTEM))
     packages = place / "packages"
-    if not (place / "packages-done").exists():
+    if not _is_made_of(place / "packages-done", PACKAGES):
+        shutil.rmtree(packages, ignore_errors=True)
         platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 28, 34)]
         platforms.append("--platform=manylinux2014_aarch64")
         only = ["--only-binary=:all:", f"--python-version={VERSION}", "--implementation=cp"]
@@ -55,8 +58,12 @@ def prepare(place: Path, pip: list[str]) -> Emulated:
             [*pip, "-qq", "install", f"--target={packages}", *platforms, *only, *PACKAGES],
             "can pip reach an index?",
         )
-        (place / "packages-done").touch()
+        (place / "packages-done").write_text(repr(PACKAGES))
     return Emulated(_command(place, emulator, root), packages)
+
+
+def _is_made_of(mark: Path, names: tuple[str, ...]) -> bool:
+    return mark.exists() and mark.read_text() == repr(names)
 
 
 def _emulator(place: Path) -> Path:
@@ -64,13 +71,13 @@ def _emulator(place: Path) -> Path:
     if found:
         return Path(found)
     unpacked = place / "qemu"
-    if not (place / "qemu-done").exists():
+    if not _is_made_of(place / "qemu-done", (_EMULATOR,)):
         # Without what it depends on: it is one static program.
         own = subprocess.run(
             ["dpkg", "--print-architecture"], capture_output=True, text=True, check=False, timeout=_LIMIT
         )
         _unpack(_download(place, own.stdout.strip(), ["qemu-user-static"], alone=True), unpacked)
-        (place / "qemu-done").touch()
+        (place / "qemu-done").write_text(repr((_EMULATOR,)))
     return unpacked / "usr/bin" / _EMULATOR
 
 
