@@ -4,7 +4,8 @@
     python -m tests.other_pythons 3.13 -k close     one version; what follows is pytest's
 
 Each has a virtual environment below build/pythons, and the compiled core beside the sources: its files name
-the version. A version that is not here is named, and is no failure. The files of `SLOWEST` are left out.
+the version. A version that is not here is named, and is no failure. All of it may take 5 minutes on two cores:
+`SLOWEST` and `CHOSEN` say what is left out.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ TESTS = ("tests/core", "tests/sockets", "tests/tensors", "tests/rdma")
 #: what builds the compiled core, and what these tests import but for torch and pyspark, which are large
 PACKAGES = (
     *("Cython>=3.3.1", "setuptools>=77", "pytest>=8.3", "pytest-timeout>=2.3", "pytest-asyncio>=0.25"),
-    *(
-        "pytest-xdist>=3.6",
-        "hypothesis>=6.100",
-        "numpy>=1.26",
-        "ml-dtypes>=0.4",
-        "lz4>=4.3",
-        "zstandard>=0.22",
-    ),
-    *("cryptography>=42.0.4", "safetensors>=0.4", "uvloop>=0.21", "psutil>=5.9"),
+    *("pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "ml-dtypes>=0.4", "lz4>=4.3"),
+    *("zstandard>=0.22", "cryptography>=42.0.4", "safetensors>=0.4", "uvloop>=0.21", "psutil>=5.9"),
+    *("msgspec>=0.18", "pyzmq>=27", "prometheus-client>=0.20", "rich>=13", "typer>=0.15"),
+)  # fmt: skip
+#: Files that take long, and test the kernel, OpenSSL or older versions of transfer more than Python.
+SLOWEST = (
+    *("tests/core/test_large_copies.py", "tests/core/test_tls.py", "tests/sockets/test_balance.py"),
+    *("tests/sockets/test_faults.py", "tests/sockets/test_order.py", "tests/sockets/test_versions.py"),
 )
-SLOWEST: tuple[str, ...] = ()
+#: The Python core, nearly half of the time, is tested on one version. Files named `test_pure` are not about it.
+CHOSEN = "not pure or test_pure"
 #: seconds for an environment, for the compiled core, and for the tests of one version
 INSTALL_TIMEOUT, BUILD_TIMEOUT, TIMEOUT = 600, 600, 1200
 
@@ -83,7 +84,8 @@ def run(version: str, arguments: list[str]) -> int | None:
         return done.returncode
     chosen = arguments if any(one.startswith("tests") for one in arguments) else [*TESTS, *arguments]
     left_out = [f"--ignore={path}" for path in SLOWEST]
-    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not gpu", *left_out, *chosen]
+    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not gpu", "-k", CHOSEN]
+    command += [*left_out, *chosen]
     variables = {**os.environ, "TRANSFER_CORE": "native"}
     return subprocess.run(command, cwd=ROOT, env=variables, check=False, timeout=TIMEOUT).returncode
 

@@ -19,7 +19,7 @@ SYSTEM = (f"python{VERSION}", "libstdc++6")
 #: what the tests import, in wheels for aarch64
 PACKAGES = (
     *("pytest>=8.3", "pytest-timeout>=2.3", "pytest-asyncio>=0.25", "hypothesis>=6.100"),
-    *("numpy>=1.26", "cryptography>=42.0.4", "lz4>=4.3", "psutil>=5.9"),
+    *("numpy>=1.26", "cryptography>=42.0.4", "lz4>=4.3", "msgspec>=0.18", "psutil>=5.9"),
 )
 _EMULATOR = "qemu-aarch64-static"
 #: seconds for apt or pip
