@@ -4,7 +4,7 @@
     python -m tests.other_pythons 3.13 -k close     one version; what follows is pytest's
 
 Each has a virtual environment below build/pythons, and the compiled core beside the sources: its files name
-the version. A version that is not here is named, and is no failure. All of it may take 5 minutes on two cores:
+the version. A version that is not here is named, and is no failure. All may take 5 minutes on two cores:
 `SLOWEST` and `CHOSEN` say what is left out.
 """
 
@@ -36,7 +36,7 @@ SLOWEST = (
     *("tests/core/test_large_copies.py", "tests/core/test_tls.py", "tests/sockets/test_balance.py"),
     *("tests/sockets/test_faults.py", "tests/sockets/test_order.py", "tests/sockets/test_versions.py"),
 )
-#: The Python core, nearly half of the time, is tested on one version. Files named `test_pure` are not about it.
+#: The Python core, nearly half of the time, is tested on 3.11. Files named `test_pure` are not about it.
 CHOSEN = "not pure or test_pure"
 #: seconds for an environment, for the compiled core, and for the tests of one version
 INSTALL_TIMEOUT, BUILD_TIMEOUT, TIMEOUT = 600, 600, 1200
