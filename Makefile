@@ -7,6 +7,8 @@
 #   make test-slow   those of minutes each, which `make test` leaves out
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
 #   make test-gpu    the tests and numbers on a CUDA device; says so where there is none
+#   make test-pythons   core, sockets, tensors and rdma on Python 3.12 and 3.13, where they are here
+#   make test-aarch64   tests of the core built for aarch64, emulated by qemu
 #   make test-asan   tests of the compiled core built with the address and undefined-behaviour sanitizers
 #   make test-tsan   the same with the thread sanitizer
 #   make check    ruff, mypy, pyright, import-linter, cython-lint, codespell
@@ -14,6 +16,7 @@
 #   make reference   the tables of docs/reference/ again, from the code
 #   make site     the documentation as a website in build/site, strictly, by MkDocs and by Zensical
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
+#   make wheels   source distribution and wheels of the commit in dist/ (`make wheels PYTHONS=3.12`)
 #   make build    the compiled core again, if its sources changed
 #   make format   ruff's formatting, and what it can mend
 #   make clean    removes what was built, .venv too
@@ -27,6 +30,7 @@ ARGS ?=
 # The pinned torch is the CPU build, named "+cpu": the default one for Linux x86-64 brings gigabytes of
 # CUDA libraries. It is asked for wherever pip looks; where it is not, add PyTorch's CPU index to pip's
 # (PIP_EXTRA_INDEX_URL, or `make TORCH_INDEX=... setup`), or take the default build: `make TORCH_WHEEL= setup`.
+# A Python for which there is none gets all the rest, and so does `make TORCH_VERSION= setup`.
 TORCH_VERSION ?= 2.13.0
 TORCH_WHEEL ?= +cpu
 TORCH_INDEX ?=
@@ -37,7 +41,8 @@ CORE_SOURCES := $(wildcard transports/core/native/*.pyx transports/core/native/*
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help quick reference site setup java demo test test-slow test-rdma test-gpu test-asan test-tsan check format bench build clean
+.PHONY: help quick reference site setup java demo test test-slow test-rdma test-gpu test-pythons test-aarch64 test-asan
+.PHONY: test-tsan check format bench wheels build clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,14 +61,22 @@ $(PY):
 $(SETUP_DONE): pyproject.toml setup.py Makefile | $(PY)
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(PIP) install "setuptools>=77" "wheel" "Cython>=3.3.1"
-	@$(PY) -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' \
+	@mkdir -p build; rm -f build/without-*
+	@test -z "$(TORCH_VERSION)" && touch build/without-torch \
+	  || $(PY) -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' \
 	  2>/dev/null \
 	  || $(PIP) install "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
 	  || $(PIP) install $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
 	  || { echo "pip knows no CPU build of torch $(TORCH_VERSION): taking the default one, which is large (see Makefile)"; \
 	       $(PIP) install "torch==$(TORCH_VERSION)"; } \
-	  || { echo "torch $(TORCH_VERSION) could not be installed; see the head of the Makefile" >&2; exit 1; }
-	@TRANSFER_NO_NATIVE=1 $(PIP) install --no-build-isolation --editable ".[dev,bench]"
+	  || touch build/without-torch
+	@$(PY) tests/requirements.py dev --only pyspark >build/pyspark.txt
+	@$(PIP) install --requirement build/pyspark.txt || touch build/without-pyspark
+	@for file in build/without-*; do test -e $$file || continue; \
+	  echo "$$($(PY) --version): $${file#build/without-} is not installed (see above, and the head of the Makefile). All else is;" \
+	    "the tests that need it are skipped" >&2; done
+	@$(PY) tests/requirements.py dev bench --without $$(ls build | sed -n 's/^without-//p') >build/requirements.txt
+	@TRANSFER_NO_NATIVE=1 $(PIP) install --no-build-isolation --editable . --requirement build/requirements.txt
 	@touch $@
 
 # Kept beside the modules, so that removing them (git clean) builds them again. Not made when the
@@ -108,6 +121,13 @@ test-gpu:
 	@$(GPU_PYTHON) -m pytest -p no:benchmark -m gpu tests/gpu $(ARGS)
 	@$(GPU_PYTHON) -m bench.gpu --report $(GPU_REPORT)
 
+test-pythons: setup
+	@$(PY) -m tests.other_pythons $(ARGS)
+
+# The core's tests; `make test-aarch64 ARGS="tests/core -k crc"` others.
+test-aarch64: setup
+	@$(PY) -m tests.aarch64.run $(ARGS)
+
 # Of what ARGS chooses, `make test-tsan ARGS=sockets`; else the usual groups: tests/sanitizers/groups.py.
 test-asan test-tsan: setup
 	@$(PY) -m tests.sanitizers.run $(@:test-%=%) $(ARGS)
@@ -150,6 +170,10 @@ $(SITE)/.done: pyproject.toml | $(PY)
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Needs no set-up: what builds them is installed below build/wheels.
+wheels:
+	@$(PYTHON) -m deploy.wheels $(if $(PYTHONS),--python $(PYTHONS)) $(if $(PLATFORMS),--platform $(PLATFORMS)) $(ARGS)
 
 bench: setup
 	@$(PY) -m bench $(ARGS)

@@ -1,4 +1,5 @@
-"""Builds the compiled core, if it can. All else stands in pyproject.toml.
+"""Builds the compiled core, if it can. The version is that of deploy/version.py; all else stands in
+pyproject.toml.
 
 Without Cython, a C compiler or Python's headers the install goes through, prints one warning, and
 the Python twin (`transports/core/pure`) does the work.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -113,4 +115,5 @@ def extensions() -> list[Any]:
 
 
 os.chdir(ROOT)
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildCore})
+VERSION = runpy.run_path("deploy/version.py")["version_of"](ROOT)
+setup(version=VERSION, ext_modules=extensions(), cmdclass={"build_ext": BuildCore})

@@ -22,7 +22,7 @@ if "TRANSFER_CORE" not in os.environ:
     try:
         _ = importlib.import_module("transfer.transports.core.native").Stream
     except (ImportError, AttributeError):
-        # Warnings are errors here, and the twin warns unless it was asked for.
+        # Children of tests, whose output is compared, would log that the compiled core is missing.
         os.environ["TRANSFER_CORE"] = "pure"
 
 # On by default, but two sockets of one test are on one host: without this the suites of tcp would test

@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     )
     from transfer.transports.security.settings import Security as Security
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOMES = {
     "transfer.constants": (
@@ -158,11 +158,25 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and refuses other
                 value = getattr(importlib.import_module(_WHERE[name]), name)
             globals()[name] = value
             return value
+        if name == "__version__":  # looked up when it is asked for: it takes longer than all of this module
+            with _undivided():
+                value = globals()[name] = _installed_version()
+            return value
         if name in _MODULES:
             with _undivided():
                 return importlib.import_module(_MODULES[name])
         raise AttributeError(f"module 'transfer' has no attribute {name!r}")
 
 
+def _installed_version() -> str:
+    """The version of the installed distribution; `0+unknown` for a checkout that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("tensor-transfer")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, *_MODULES})
+    return sorted({*globals(), *_WHERE, *_MODULES, "__version__"})

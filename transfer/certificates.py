@@ -49,7 +49,7 @@ class Authority:
         self.path = str(folder / f"{name}.pem")
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = _builder(self._name, self._name, self._key, -1, days)
+        made = _builder(self._name, self._name, self._key, self._key, -1, days)
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
         made = made.add_extension(usage, critical=True)
@@ -89,14 +89,15 @@ class Authority:
         hosts = tuple(text(host, "a host") for host in sequence(hosts, "hosts", "hosts"))
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = _builder(subject, subject if self_signed else self._name, key, begins, ends)
+        issuer, signing = (subject, key) if self_signed else (self._name, self._key)
+        made = _builder(subject, issuer, key, signing, begins, ends)
         if hosts:
             names = x509.SubjectAlternativeName([_general(host) for host in hosts])
             made = made.add_extension(names, critical=False)
         made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         made = made.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        signed = made.sign(key if self_signed else self._key, hashes.SHA256())
+        signed = made.sign(signing, hashes.SHA256())
         issued = Issued(str(self.folder / f"{name}.crt"), str(self.folder / f"{name}.key"))
         _replace(Path(issued.key), _pem_of(key), secret=True)
         _replace(Path(issued.certificate), signed.public_bytes(_PEM), secret=False)
@@ -123,11 +124,21 @@ def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, begins: float, ends: float
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signing: ec.EllipticCurvePrivateKey,
+    begins: float,
+    ends: float,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     made = made.serial_number(x509.random_serial_number())
+    # RFC 5280, 4.2.1.1 and 2, asks for both. `ssl.create_default_context` refuses others since Python 3.13.
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    made = made.add_extension(own, critical=False)
+    issuers = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    made = made.add_extension(issuers, critical=False)
     return made.not_valid_before(now + begins * _DAY).not_valid_after(now + ends * _DAY)
 
 

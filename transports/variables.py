@@ -39,7 +39,7 @@ MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", 
 #: them itself), and variables for building and testing this project
 _OTHERS = re.compile(
     r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)\Z"
-    r"|BROKER__|TEST_|NO_NATIVE\Z|NEED_NATIVE\Z|CORE_FLAGS\Z"
+    r"|BROKER__|TEST_|NO_NATIVE\Z|NEED_NATIVE\Z|CORE_FLAGS\Z|VERSION\Z"
 )
 #: how similar a name has to be to a known one to count as misspelt
 _NEAR, _NEAR_MOONCAKES = 0.8, 0.85

@@ -15,6 +15,7 @@ from pathlib import Path
 from deploy.docker.base import import_base
 from deploy.docker.machine import Given, Report
 from deploy.docker.steps import run_step
+from deploy.version import version_of
 
 _BASE = "localhost/debian-slim"
 
@@ -52,8 +53,8 @@ class Builder:
         """Builds a target of the Dockerfile; built stages are reused. Raises StepFailed."""
         command = [
             *self._buildah, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--pull=never",
-            "--build-arg", f"BASE={_BASE}", "--target", target, "--tag", _name(target),
-            "--file", str(context / "deploy/docker/Dockerfile"),
+            "--build-arg", f"BASE={_BASE}", "--build-arg", f"VERSION={version_of(context)}",
+            "--target", target, "--tag", _name(target), "--file", str(context / "deploy/docker/Dockerfile"),
         ]  # fmt: skip
         for inside, path in self._mounts().items():
             command += ["--volume", f"{path}:{inside}:ro"]

@@ -191,6 +191,8 @@ def _running(image: Image) -> Iterator[str]:
         yield from _is_shut(container)
         version = json.loads(container.run("transfer", "version", "--json"))
         _holds("native" in json.dumps(version), f"the core is not the compiled one: {version}")
+        label = image.settings.labels["org.opencontainers.image.version"]
+        _holds(version["transfer"] == label, f"the package is {version['transfer']}, the label says {label}")
         yield f"transfer version: {json.dumps(version)}"
         yield from _messages(container)
         container.run(_PYTHON, "-c", _PUBLISH)

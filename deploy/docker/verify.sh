@@ -43,7 +43,8 @@ esac
 # --- with an engine -----------------------------------------------------------------------------------------
 with_engine() { # with_engine TARGET
     local image=transfer:verify-$1 container=transfer-verify-$1-$$ i
-    "$engine" build --file "$context/deploy/docker/Dockerfile" --target "$1" --tag "$image" "$context"
+    "$engine" build --file "$context/deploy/docker/Dockerfile" --target "$1" --tag "$image" \
+        --build-arg VERSION="$(python3 "$context/deploy/version.py")" "$context"
     # shellcheck disable=SC2064
     trap "$engine rm --force $container >/dev/null 2>&1 || true" EXIT
     "$engine" run --detach --name "$container" --read-only --tmpfs /tmp --network none --cap-drop ALL \

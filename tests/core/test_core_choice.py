@@ -29,17 +29,27 @@ def test_asked_for_the_twin():
     assert done.stderr == ""
 
 
-def test_the_twin_as_fallback_warns_once_and_says_why():
-    done = run(SHOW, "auto", hide=True)
+def test_a_missing_compiled_core_is_logged_once_by_the_first_context():
+    code = f"{SHOW}\nprint(transfer.__name__)\nfor _ in range(3):\n    transfer.Context().term()"
+    done = run(f"import transfer\nfrom transfer import Context\n{code}", "auto", hide=True)
     assert done.stdout.startswith("pure | ") and len(done.stdout) > 10
-    assert done.stderr.count("Warning") == 1
-    assert "make setup" in done.stderr
+    assert done.stderr.count("the compiled core is missing") == 1
+    assert "--only-binary" in done.stderr and "apt install gcc python3-dev" in done.stderr
+
+
+@pytest.mark.parametrize("code", [SHOW, "import transfer; transfer.Context; transfer.PUSH; transfer.Socket"])
+def test_nothing_is_logged_before_there_is_a_context(code):
+    assert run(code, "auto", hide=True).stderr == ""
+
+
+def test_nothing_is_logged_where_the_python_core_was_chosen():
+    assert run("import transfer; transfer.Context().term()", "pure", hide=True).stderr == ""
 
 
 def test_asked_for_the_missing_native():
     done = run(SHOW, "native", hide=True)
     assert done.returncode != 0
-    assert "InternalError" in done.stderr and "make setup" in done.stderr
+    assert "InternalError" in done.stderr and "--only-binary" in done.stderr
 
 
 def test_native_is_taken_when_it_is_there():

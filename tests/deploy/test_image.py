@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from deploy.version import UNKNOWN
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
 TEXT = (DOCKER / "Dockerfile").read_text()
@@ -55,8 +57,10 @@ def test_the_base_is_a_release_and_can_be_given():
     assert "latest" not in re.sub(r"#.*", "", TEXT)
 
 
-def test_it_is_of_the_version_of_the_project():
-    assert f"VERSION={PROJECT['project']['version']}" in texts("ARG")
+def test_the_label_and_the_package_have_the_version_that_the_build_is_given():
+    assert texts("ARG").count(f"VERSION={UNKNOWN}") == 2
+    assert any("TRANSFER_VERSION=${VERSION}" in text for text in texts("RUN"))
+    assert any('image.version="${VERSION}"' in text for text in texts("LABEL"))
 
 
 def test_its_ports_are_those_of_the_broker():
@@ -100,7 +104,8 @@ def test_nothing_else_goes_to_the_build(tmp_path):
     assert {"pyproject.toml", "deploy/docker/constraints.txt"} <= names
     assert {name.split("/")[0] for name in names} == {word.split("/")[0] for word in copied()}
     assert not [name for name in names if re.search(r"\.(py[cod]|so|c|html)$", name) and page not in name]
-    assert not [name for name in names if name.startswith("deploy/") and "constraints" not in name]
+    deployed = {name for name in names if name.startswith("deploy/") and "constraints" not in name}
+    assert deployed == {"deploy/version.py"}
 
 
 def test_packages_are_installed_without_what_they_only_recommend_and_without_traces():

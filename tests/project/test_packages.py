@@ -14,7 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("transfer", "transports", "patterns", "pyspark_transfer")
-FILES = ("pyproject.toml", "setup.py", "tensor_transfer.py", "MANIFEST.in", "README.md", "LICENSE")
+FILES = (
+    *("pyproject.toml", "setup.py", "tensor_transfer.py", "MANIFEST.in", "README.md", "LICENSE"),
+    "deploy/version.py",
+)
+VERSION = "0.9.0"
 BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.c", ".built")
 
 
@@ -23,15 +27,17 @@ def copy(tmp_path):
     """The repository's sources, as git has them: a build leaves files where it runs."""
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=BUILT)
+    (tmp_path / "deploy").mkdir()
     for name in FILES:
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
 def setup(folder, *arguments, **variables):
+    given = {"TRANSFER_VERSION": VERSION, **variables}
     return subprocess.run(
         [sys.executable, "setup.py", "-q", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=50, check=False, env={**os.environ, **variables},
+        cwd=folder, capture_output=True, text=True, timeout=50, check=False, env={**os.environ, **given},
     )  # fmt: skip
 
 
@@ -60,6 +66,16 @@ def test_the_source_distribution_has_every_source_and_no_link(copy):
         names = {entry.name.partition("/")[2] for entry in archive if entry.isfile()}
     assert wanted <= names
     assert not [name for name in names if name.startswith(("transports/", "patterns/", "tests/"))]
+    assert file.name == f"tensor_transfer-{VERSION}.tar.gz"
+
+
+def test_what_is_built_of_a_source_distribution_has_its_version(copy, tmp_path_factory):
+    assert setup(copy, "sdist").returncode == 0
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(copy / f"dist/tensor_transfer-{VERSION}.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    done = setup(folder / f"tensor_transfer-{VERSION}", "--version", TRANSFER_VERSION="")
+    assert done.stdout.split()[-1:] == [VERSION], done.stderr
 
 
 def test_executors_import_the_package_from_a_zip(copy):
@@ -80,7 +96,7 @@ with transfer.Context() as c, c.socket(transfer.PULL) as pull, c.socket(transfer
     push.connect(pull.last_endpoint)
     push.send(b"there")
     pull.rcvtimeo = 10_000
-    print(pull.recv().decode(), hasattr(pyspark_transfer, "DefaultSource"))
+    print(pull.recv().decode(), transfer.__version__, hasattr(pyspark_transfer, "DefaultSource"))
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, archive],
@@ -88,7 +104,7 @@ with transfer.Context() as c, c.socket(transfer.PULL) as pull, c.socket(transfer
         env={name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "TRANSFER_"))},
     )  # fmt: skip
     spark = importlib.util.find_spec("pyspark") is not None
-    assert (done.returncode, done.stdout) == (0, f"there {spark}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"there {VERSION} {spark}\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["transports", "patterns"])

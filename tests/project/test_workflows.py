@@ -42,8 +42,8 @@ def commands(job):
             yield from filter(None, text.splitlines())
 
 
-def test_there_are_both():
-    assert [path.stem for path in WORKFLOWS] == ["images", "test"]
+def test_all_are_there():
+    assert [path.stem for path in WORKFLOWS] == ["images", "test", "wheels"]
 
 
 @pytest.mark.parametrize("job", JOBS)

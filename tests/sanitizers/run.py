@@ -36,6 +36,7 @@ HERE = Path(__file__).resolve().parent
 COPIED = ("examples", "transfer", "patterns", "transports", "tests", "bench", "docs", "pyspark_transfer")
 FILES = (
     "setup.py",
+    "deploy/version.py",
     "tensor_transfer.py",
     "pyproject.toml",
     "README.md",
@@ -186,6 +187,7 @@ def build(sanitizer: Sanitizer) -> Path:
         shutil.rmtree(place / name, ignore_errors=True)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", ".built")
         shutil.copytree(ROOT / name, place / name, ignore=ignored, symlinks=True)
+    (place / "deploy").mkdir(exist_ok=True)
     for name in FILES:
         shutil.copy2(ROOT / name, place / name)
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]

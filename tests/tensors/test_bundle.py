@@ -9,7 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import CORES, Loop, Pair, bytes_of, load_core, refusal
@@ -18,6 +17,8 @@ from transfer.tensors.bundle import frames_of
 from transfer.transports.core.wire import EXTENDED_MAX
 from transfer.transports.errors import NotATensor, ProtocolError, TensorMismatch, UsageError
 from transfer.transports.sizes import LARGE
+
+torch = pytest.importorskip("torch", reason="pip install torch")
 
 
 def model(layers: int = 12, side: int = 128) -> dict[str, np.ndarray]:

@@ -11,11 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import safetensors.torch
-import torch
 
 from transfer.tensors import load, save
 from transfer.transports.errors import NotATensor, ProtocolError, TransferError, UsageError
+
+torch = pytest.importorskip("torch", reason="pip install torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 
 TENSORS = {
     "f": np.arange(12, dtype="f4").reshape(3, 4),
@@ -64,7 +65,7 @@ def test_torch_and_its_dtypes(tmp_path: Path) -> None:
     }
     save(path, sent)
     got, _ = load(path, like=torch)
-    reference = safetensors.torch.load_file(path)
+    reference = safetensors_torch.load_file(path)
     for name, tensor in sent.items():
         assert got[name].dtype == tensor.dtype
         assert got[name].float().equal(tensor.float())

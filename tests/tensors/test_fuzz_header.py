@@ -7,6 +7,8 @@ import tracemalloc
 
 import pytest
 
+pytest.importorskip("torch", reason="pip install torch")  # the headers of test_bundle are among the fuzzer's
+
 from tests.tensors import fuzz_header
 
 #: what the fuzzer found, with what becomes of it now

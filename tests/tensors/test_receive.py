@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import DONTWAIT, Loop, Pair, compressed
@@ -23,6 +22,8 @@ from transfer.transports.errors import (
     TensorMismatch,
     UsageError,
 )
+
+torch = pytest.importorskip("torch", reason="pip install torch")
 
 X = np.arange(60_000, dtype="f4").reshape(200, 300)
 

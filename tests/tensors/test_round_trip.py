@@ -9,12 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.tensors.pairs import CORES, Loop, Pair, load_core
 from transfer.tensors import dtypes
+
+torch = pytest.importorskip("torch", reason="pip install torch")
 
 NUMPY_DTYPES = [
     *(row.numpy for row in dtypes.TABLE if row.numpy),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
 
 import transfer
 from tests.tensors.test_sockets import X, ctx, joined
+
+torch = pytest.importorskip("torch", reason="pip install torch")
 
 __all__ = ["ctx"]
 

@@ -56,7 +56,7 @@ def test_the_documented_ones_are_in_the_list():
 
 def test_what_builds_and_tests_this_project_is_known(caplog):
     """Else each command that a test starts warns of what the run itself has set."""
-    read = [path.read_text() for path in (ROOT / ".ci" / "run", ROOT / "Makefile", ROOT / "setup.py")]
+    read = [(ROOT / name).read_text() for name in (".ci/run", "Makefile", "setup.py", "deploy/version.py")]
     read += [
         line
         for path in (ROOT / "tests").rglob("*.py")

@@ -55,22 +55,19 @@ def _other_packages() -> Iterator[Check]:
 
 
 def _core() -> Check:
-    import warnings
+    from transfer.transports import core
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of the pure core: the check reports it below
-            from transfer.transports import core
+        if core.IMPLEMENTATION == "native":
+            return Check("base", "core", "ok", "native (compiled)")
     except TransferError as error:
-        return Check("base", "core", "fail", str(error), "unset TRANSFER_CORE, or run `make build`")
-    if core.IMPLEMENTATION == "native":
-        return Check("base", "core", "ok", "native (compiled)")
+        return Check("base", "core", "fail", str(error), f"unset TRANSFER_CORE, or {core.HOW}")
     return Check(
         "base",
         "core",
         "warn",
         f"pure (Python, several times slower): {core.REASON}",
-        "apt install gcc python3-dev, then `make build` or reinstall the package",
+        core.HOW,
     )
 
 

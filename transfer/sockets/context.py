@@ -93,6 +93,7 @@ class Context:
     ) -> None:
         whole(io_threads, "io_threads")
         _check_settings(defaults, core, security, registry)
+        chosen = core is None  # by TRANSFER_CORE
         if core is None:
             with undivided():
                 from transfer.transports import core as default_core
@@ -105,6 +106,8 @@ class Context:
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
         log_output.apply_environment()
+        if chosen:
+            core.warn_if_missing()
         config.exit_linger()  # a wrong value raises here and not at exit
         config.pinned_limit()
         self.credentials = Credentials(read_security() if security is None else security, core)

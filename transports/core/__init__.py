@@ -2,7 +2,8 @@
 
 The variable TRANSFER_CORE ("auto", "native", "pure") decides; "auto" uses the compiled one if it was built.
 `IMPLEMENTATION` names it, `REASON` is why the Python core is in use. Nothing is loaded until a name of a core
-is used: `wire.py`, with the constants, needs none.
+is used: `wire.py`, with the constants, needs none. The first context of a process logs a warning if the
+compiled core is missing; an import alone logs nothing.
 
 buffers       views of users' memory, and the sizes of blocks
 copies        copies of data that do not change with the memory that was sent
@@ -19,7 +20,7 @@ wire          the layout of a frame: constants only
 from __future__ import annotations
 
 import importlib
-import warnings
+import logging
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,22 @@ from transfer.transports.config import core_choice
 from transfer.transports.errors import InternalError
 from transfer.transports.forking import undivided
 
-HOW = "install a C compiler and run `make setup` (or `pip install .`) again, or set TRANSFER_CORE=pure"
+logger = logging.getLogger("transfer")
+
+#: what to do where the compiled core is missing
+HOW = (
+    "install a wheel that has it (`pip install --force-reinstall --only-binary :all: tensor-transfer`), or a "
+    "C compiler and Python's headers (`apt install gcc python3-dev`) before `pip install` or, in a checkout, "
+    "`make build`; TRANSFER_CORE=pure accepts the slower core"
+)
+_CHOSEN = "TRANSFER_CORE=pure"
+_warned = False
 
 
 def _choose(choice: str) -> tuple[ModuleType, str, str]:
     """(module, implementation, reason). Raises InternalError if "native" was requested and is missing."""
     if choice == "pure":
-        return importlib.import_module("transfer.transports.core.pure"), "pure", "TRANSFER_CORE=pure"
+        return importlib.import_module("transfer.transports.core.pure"), "pure", _CHOSEN
     try:
         native = importlib.import_module("transfer.transports.core.native")
         for name in __all__[2:]:
@@ -42,9 +52,23 @@ def _choose(choice: str) -> tuple[ModuleType, str, str]:
         reason = f"the compiled core is missing ({error})"
         if choice == "native":
             raise InternalError(f"TRANSFER_CORE=native, but {reason}", hint=HOW) from error
-        warnings.warn(f"{reason}; the slower Python core is used. {HOW}", RuntimeWarning, stacklevel=3)
         return importlib.import_module("transfer.transports.core.pure"), "pure", reason
     return native, "native", ""
+
+
+def warn_if_missing() -> None:
+    """Logs once in this process that the compiled core is missing, and what to do.
+
+    Silent where TRANSFER_CORE chose the Python core.
+
+    Raises:
+        InternalError: TRANSFER_CORE asks for the compiled core, which is missing.
+    """
+    global _warned
+    module = importlib.import_module(__name__)  # by name: `__getattr__` may have to choose a core first
+    if module.IMPLEMENTATION == "pure" and module.REASON != _CHOSEN and not _warned:
+        _warned = True
+        logger.warning("%s; the Python core is used, which is several times slower: %s", module.REASON, HOW)
 
 
 __all__ = [

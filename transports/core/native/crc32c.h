@@ -65,17 +65,34 @@ static void transfer_crc_prepare(void) {
     transfer_crc_prepare_shift();
 }
 
+/* Wheels are built for the oldest processor of their kind: one function is compiled for the instruction, and the
+ * processor is asked at run time. The compilers name the feature differently. */
 #if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__clang__)
+#define TRANSFER_CRC_TARGET __attribute__((target("sse4.2,crc32"))) /* gcc has it in sse4.2 */
+#else
 #define TRANSFER_CRC_TARGET __attribute__((target("sse4.2")))
+#endif
 #define TRANSFER_CRC_WORD(value, word) ((uint32_t)__builtin_ia32_crc32di(value, word))
 #define TRANSFER_CRC_BYTE(value, byte) __builtin_ia32_crc32qi(value, byte)
-static int transfer_crc_has_hardware(void) { return __builtin_cpu_supports("sse4.2"); }
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+/* Not __builtin_cpu_supports: where clang's runtime library is zig's, it answers 0 on every processor. */
+static int transfer_crc_has_hardware(void) {
+    unsigned int eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_SSE4_2) != 0;
+}
+#elif defined(__aarch64__)
 #include <arm_acle.h>
-#define TRANSFER_CRC_TARGET
+#include <sys/auxv.h>
+#if defined(__clang__)
+#define TRANSFER_CRC_TARGET __attribute__((target("crc")))
+#else
+#define TRANSFER_CRC_TARGET __attribute__((target("+crc")))
+#endif
 #define TRANSFER_CRC_WORD(value, word) __crc32cd(value, word)
 #define TRANSFER_CRC_BYTE(value, byte) __crc32cb(value, byte)
-static int transfer_crc_has_hardware(void) { return 1; }
+/* Optional in ARMv8.0. */
+static int transfer_crc_has_hardware(void) { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #else
 static int transfer_crc_has_hardware(void) { return 0; }
 #endif
