@@ -36,8 +36,9 @@ SLOWEST = (
     *("tests/core/test_large_copies.py", "tests/core/test_tls.py", "tests/sockets/test_balance.py"),
     *("tests/sockets/test_faults.py", "tests/sockets/test_order.py", "tests/sockets/test_versions.py"),
 )
-#: The Python core, nearly half of the time, is tested on 3.11. Files named `test_pure` are not about it.
-CHOSEN = "not pure or test_pure"
+#: The Python core, nearly half of the time, is tested on 3.11; so are two kinds of connections. Files named
+#: `test_pure` are not about that core.
+CHOSEN = "(not pure or test_pure) and not inproc and not ipc"
 #: seconds for an environment, for the compiled core, and for the tests of one version
 INSTALL_TIMEOUT, BUILD_TIMEOUT, TIMEOUT = 600, 600, 1200
 
