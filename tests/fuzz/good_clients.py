@@ -39,12 +39,12 @@ Round = Callable[[int], None]
 
 
 @contextmanager
-def _own(places: Any) -> Iterator[Round]:
+def _native(places: Any) -> Iterator[Round]:
     with BrokerClient(places["endpoints"]["requests"], timeout=_PATIENCE) as client:
-        consumer = client.consume("good.own", "good", begin="new")
+        consumer = client.consume("good.native", "good", begin="new")
 
         def go(number: int) -> None:
-            client.publish("good.own", b"%d" % number)
+            client.publish("good.native", b"%d" % number)
             message = consumer.recv(_PATIENCE)
             assert bytes(message.data) == b"%d" % number, (bytes(message.data), number)
             consumer.ack(message, wait=True)
@@ -123,7 +123,7 @@ def _spool(places: Any) -> Iterator[Round]:
 
 
 CLIENTS = {
-    "native": _own, "ttp": _ttp, "pybroker": _pybroker, "rqueue": _rqueue, "abtp": _abtp, "http": _http,
+    "native": _native, "ttp": _ttp, "pybroker": _pybroker, "rqueue": _rqueue, "abtp": _abtp, "http": _http,
     "registry": _registry, "spool": _spool,
 }  # fmt: skip
 
