@@ -3,7 +3,7 @@
     python -m tests.other_pythons               3.12 and 3.13, without torch and Spark
     python -m tests.other_pythons 3.13 -k close     one version; what follows is pytest's
 
-Each has a virtual environment below build/pythons, and the compiled core beside the sources: its files name
+Each has a virtual environment below build/pythons, and the compiled core among the sources: its files name
 the version. A version that is not here is named, and is no failure. All may take 5 minutes on two cores:
 `SLOWEST` and `CHOSEN` say what is left out.
 """

@@ -78,7 +78,12 @@ def test_a_file_that_is_no_certificate_is_named(monkeypatch, tmp_path):
 def test_empty_ones_are_as_if_they_were_not_there(monkeypatch):
     for name in WRONG:
         monkeypatch.setenv(name, "  ")
-    transfer.Context().term()
+    with transfer.Context() as context:
+        found = context.transport_config
+    for name in WRONG:
+        monkeypatch.delenv(name)
+    with transfer.Context() as context:
+        assert found == context.transport_config
 
 
 @pytest.mark.parametrize("name", OF_COMMANDS)

@@ -71,7 +71,7 @@ def test_a_link_that_goes_down_and_returns_is_logged(
 
 
 def test_no_receive_buffer_is_lost_with_a_connection(made: World) -> None:
-    """Completions of a queue pair that nobody polled go with it: their buffers are others', too."""
+    """Completions that were not polled go with their queue pair; their buffers belong to the others, too."""
     hub = made.socket()
     for _ in range(12):
         near, far = made.connect(made.socket(), hub)

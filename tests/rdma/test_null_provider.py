@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import hashlib
 import os
 import random
@@ -187,6 +188,42 @@ def ends(null: NullProvider) -> Iterator[Ends]:
     made = Ends()
     yield made
     made.close()
+
+
+def test_what_is_not_closed_is_closed_when_it_is_collected(null: NullProvider) -> None:
+    """In the right order: pairs before queues and regions, and the device last."""
+    made = Ends()
+    made.itself = made  # type: ignore[attr-defined]  # only the collector finds it
+    assert null.left()
+    del made
+    gc.collect()
+    assert not null.left()
+
+
+def test_a_device_is_closed_last(ends: Ends) -> None:
+    with pytest.raises(OSError, match="closing the device") as caught:
+        ends.device.close()
+    assert caught.value.errno == errno.EBUSY
+    with pytest.raises(OSError, match="closing the completion queue") as caught:
+        ends.queues[0].close()
+    assert caught.value.errno == errno.EBUSY
+    ends.read()
+    assert ends.queues[0].poll(8), "and all goes on"
+
+
+def test_a_forked_child_leaves_its_parent_s_objects(ends: Ends) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            ends.close()  # nothing, and nothing is raised
+            ends.device.gid(1, 1)
+        except OSError as error:
+            os._exit(error.errno or 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.ENODEV
+    ends.memory[4096:4100] = b"read"
+    ends.read()
+    assert ends.queues[0].poll(8) == [Completion(2, 0, 64, ends.pairs[0].number)]
 
 
 def test_the_binding_reads_and_sends(ends: Ends) -> None:

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from transfer.doctor.finding import Check, read
@@ -25,7 +26,7 @@ _LOSSES = (
 )
 #: counters of pause frames of one priority, by names that drivers have
 _PAUSE = re.compile(r"(rx|tx)_(prio\d_pause|pfc_ena_frames_pri\d|priority_xo(n|ff)_\d)$")
-#: of RoCE's packets: headers of Ethernet, IP, UDP and InfiniBand, and the check sums
+#: an interface's MTU for packets of 4096 bytes: the headers of IP, UDP and InfiniBand are in it
 _ROOM = 4200
 _SIOCETHTOOL, _GSSET_INFO, _GSTRINGS, _GSTATS, _STATISTICS, _NAME = 0x8946, 0x37, 0x1B, 0x1D, 1, 32
 
@@ -125,17 +126,14 @@ def _lost(losses: Mapping[str, int]) -> Check:
 
 
 def _flow_control(seen: FabricFacts) -> Check:
-    status, what, hint = (
-        "ok",
-        "no pause frame so far",
-        "without PFC or ECN a loaded RoCE network loses packets",
-    )
+    check = partial(Check, "devices", "rdma flow control")
     if seen.pauses is None:
-        status, hint = "off", "`ethtool -S`"
-        what = f"the counters of {seen.interface or 'the interface'} cannot be read"
-    elif used := {counter: count for counter, count in seen.pauses.items() if count}:
-        what, hint = ", ".join(f"{counter} {count:,}" for counter, count in used.items()), ""
-    return Check("devices", "rdma flow control", status, what, hint)
+        where = seen.interface or "the interface"
+        return check("off", f"the counters of {where} cannot be read", "`ethtool -S`")
+    used = ", ".join(f"{counter} {count:,}" for counter, count in seen.pauses.items() if count)
+    if used:
+        return check("ok", used)
+    return check("ok", "no pause frame so far", "without PFC or ECN a loaded RoCE network loses packets")
 
 
 def _gpu(seen: FabricFacts) -> Check:

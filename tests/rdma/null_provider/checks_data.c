@@ -32,7 +32,7 @@ void writes(void)
     memset(data_of(left), 'w', MEMORY);
     post(left, IBV_WR_RDMA_WRITE, 100, SIGNALED, to_right);
     check(expect(left, IBV_WC_SUCCESS).opcode == IBV_WC_RDMA_WRITE);
-    check(!*data_of(right)); /* nobody polled: no card does that */
+    check(!*data_of(right)); /* the target has not polled: a card would have written */
     nothing(right);
     check(data_of(right)[99] == 'w' && !data_of(right)[100]);
     check(!try_post(left, IBV_WR_RDMA_WRITE_WITH_IMM, 10, 0, to_right, 5000));

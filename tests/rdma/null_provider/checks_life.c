@@ -41,7 +41,7 @@ static void end_both(void)
     check(waitpid(child, &status, 0) == child && !status);
 }
 
-/* Nobody waits for ever, whoever sleeps when. */
+/* No side waits for ever, whichever goes to sleep first. */
 void wakes_between_processes(void)
 {
     enum { TURNS = 20000 };

@@ -208,5 +208,5 @@ void events(void)
     arm(left); /* an own completion too */
     post(left, IBV_WR_SEND, 8, SIGNALED, nowhere);
     check(is_readable(left->channel->fd, 1000));
-    finish_both(ends); /* events that nobody took go with the queue */
+    finish_both(ends); /* events that were not taken go with the queue */
 }

@@ -191,7 +191,7 @@ void report_to_all(int type)
     pthread_mutex_unlock(&node.lock);
 }
 
-/* Those that nobody took of an object that ends; NULL: all. */
+/* Drops the events of an object that ends, if they were not taken; NULL: all. */
 void forget_events_of(struct null_context *context, void *element)
 {
     pthread_mutex_lock(&context->lock);

@@ -130,7 +130,7 @@ int node_open(void)
     pthread_mutex_lock(&node.lock);
     int error = 0;
     if (node.users && node.pid != (uint32_t) getpid()) {
-        /* In a forked child all objects are the parent's; it begins anew, and the maps stay. */
+        /* In a forked child all objects are the parent's; it begins without any, and the maps stay. */
         pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
         if (node.bell >= 0)
             close(node.bell);
@@ -195,8 +195,8 @@ struct shared_pair *pair_open(uint32_t number, uint32_t producer)
     struct shared_pair *found = map(path, 0, sizeof(struct shared_pair));
     if (!found)
         return NULL;
-    uint32_t nobody = 0;
-    if (!found->pid || !atomic_compare_exchange_strong(&found->producer, &nobody, producer)) {
+    uint32_t none = 0;
+    if (!found->pid || !atomic_compare_exchange_strong(&found->producer, &none, producer)) {
         pair_unmap(found);
         return NULL;
     }
@@ -318,7 +318,7 @@ int bell_bind(uint32_t channel, char kind)
     return fd;
 }
 
-/* Its failures mean that nobody is there, or that enough messages wait already. */
+/* Its failures mean that the other process is gone, or that enough messages wait already. */
 void bell_ring(uint32_t pid, uint32_t channel, char kind, struct bell_message message)
 {
     struct sockaddr_un address;

@@ -165,7 +165,7 @@ void cq_kick(struct shared_node *owner, uint32_t cq);
 bool channel_take_kicks(struct null_channel *channel, uint32_t cq);
 void channel_take_timer(struct null_channel *channel);
 void channel_set_timer(struct null_channel *channel, uint64_t when);
-/* Events of this queue that nobody took go, those of others stay. */
+/* Drops the events of this queue that were not taken; those of others stay. */
 void channel_drop_events(struct null_cq *cq);
 
 /* -- receive.c: receive queues, and the consumer of rings --------------------------------------------- */

@@ -260,8 +260,8 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *base)
     pair_unlock(pair);
     if (atomic_load(&pair->shared->blocked))
         pair_wake_sender(pair);
-    uint32_t nobody = 0;
-    if (atomic_compare_exchange_strong(&pair->shared->producer, &nobody, base->qp_num))
+    uint32_t none = 0;
+    if (atomic_compare_exchange_strong(&pair->shared->producer, &none, base->qp_num))
         pair_forget(base->qp_num);
     forget_events_of((struct null_context *) base->context, base);
     ((struct null_pd *) base->pd)->users--;

@@ -3,11 +3,13 @@
 
 What posts and polls goes through the device's own table of functions, as the inline functions of
 infiniband/verbs.h do. An object belongs to the process that made it: in a forked child `close` does nothing,
-since the child shares the device's descriptor with its parent. An object keeps those that it needs alive, and
-they have to be closed after it. Nothing here has a lock: what `transports/rdma/driver.py` says about threads
-holds. Calls release the GIL. Errors are OSError with libibverbs' errno.
+since the child shares the device's descriptor with its parent. An object keeps those that it needs alive
+(`no_gc_clear`: until its own end, also when it is collected), and they have to be closed after it. Nothing
+here has a lock: what `transports/rdma/driver.py` says about threads holds. Calls release the GIL. Errors are
+OSError with libibverbs' errno.
 """
 
+cimport cython
 from libc.errno cimport EINVAL, EIO, ENODEV, ENOSYS, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -68,15 +70,21 @@ cdef class VerbsDevice:
         self.end()
 
     cdef int end(self) noexcept:
-        cdef int error = 0
+        """What cannot be closed yet stays open."""
+        cdef int error
         if self.pid == getpid():
             if self.domain != NULL:
                 error = closed(verbs.ibv_dealloc_pd(self.domain))
+                if error:
+                    return error
+            self.domain = NULL
             if self.context != NULL:
-                error = closed(verbs.ibv_close_device(self.context)) or error
+                error = closed(verbs.ibv_close_device(self.context))
+                if error:
+                    return error
         self.domain = NULL
         self.context = NULL
-        return error
+        return 0
 
     cdef int check(self) except -1:
         if self.context == NULL or self.pid != getpid():
@@ -147,6 +155,7 @@ cdef class VerbsDevice:
             raise failed(error, "closing the device")
 
 
+@cython.no_gc_clear
 cdef class VerbsRegion:
     """Registered memory, to which it holds no reference. address: in work requests."""
 
@@ -172,10 +181,12 @@ cdef class VerbsRegion:
     cdef int end(self) noexcept:
         cdef ibv_mr* region = self.region
         cdef int error = 0
-        self.region = NULL
+        self.region = NULL  # first: another thread may close it meanwhile
         if region != NULL and self.device.pid == getpid():
             with nogil:
                 error = closed(verbs.ibv_dereg_mr(region))
+            if error:
+                self.region = region
         return error
 
     def close(self):
@@ -185,6 +196,7 @@ cdef class VerbsRegion:
             raise failed(error, "deregistering memory")
 
 
+@cython.no_gc_clear
 cdef class VerbsQueue:
     """A completion queue with its completion channel.
 
@@ -213,7 +225,7 @@ cdef class VerbsQueue:
         cdef ibv_cq* queue = self.queue
         cdef ibv_comp_channel* channel = self.channel
         cdef int error = 0
-        self.queue = NULL
+        self.queue = NULL  # first: another thread may close it meanwhile
         self.channel = NULL
         if self.device is None or self.device.pid != getpid():
             return 0
@@ -223,8 +235,10 @@ cdef class VerbsQueue:
                     verbs.ibv_ack_cq_events(queue, self.taken)
                     self.taken = 0
                 error = closed(verbs.ibv_destroy_cq(queue))
-            if channel != NULL:
-                error = closed(verbs.ibv_destroy_comp_channel(channel)) or error
+            if channel != NULL and not error:
+                error = closed(verbs.ibv_destroy_comp_channel(channel))
+        if error:
+            self.queue, self.channel = queue, channel
         return error
 
     @property
@@ -278,6 +292,7 @@ cdef class VerbsQueue:
             raise failed(error, "closing the completion queue")
 
 
+@cython.no_gc_clear
 cdef class VerbsSharedQueue:
     """A shared receive queue."""
 
@@ -300,10 +315,12 @@ cdef class VerbsSharedQueue:
     cdef int end(self) noexcept:
         cdef ibv_srq* queue = self.queue
         cdef int error = 0
-        self.queue = NULL
+        self.queue = NULL  # first: another thread may close it meanwhile
         if queue != NULL and self.device.pid == getpid():
             with nogil:
                 error = closed(verbs.ibv_destroy_srq(queue))
+            if error:
+                self.queue = queue
         return error
 
     def post(self, uint64_t wr_id, uint64_t address, uint32_t length, uint32_t lkey):
@@ -328,6 +345,7 @@ cdef class VerbsSharedQueue:
             raise failed(error, "closing the shared receive queue")
 
 
+@cython.no_gc_clear
 cdef class VerbsPair:
     """A queue pair of a reliable connection (RC). number: by which the peer connects."""
 
@@ -356,10 +374,12 @@ cdef class VerbsPair:
     cdef int end(self) noexcept:
         cdef ibv_qp* pair = self.pair
         cdef int error = 0
-        self.pair = NULL
+        self.pair = NULL  # first: another thread may close it meanwhile
         if pair != NULL and self.device.pid == getpid():
             with nogil:
                 error = closed(verbs.ibv_destroy_qp(pair))
+            if error:
+                self.pair = pair
         return error
 
     cdef int check(self) except -1:
