@@ -86,6 +86,9 @@ def test_what_one_had_not_taken_goes_to_another_that_is_there_already(tmp_path, 
     """It was sent in the middle of the look at what was sent, which failed for each message."""
     with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
         first, second = pulling(connected, broker), pulling(connected, broker)
+        eventually(lambda: broker.hub.groups.served and broker.hub.groups.served[0].group.members)
+        [queue] = broker.hub.groups.served[0].group.members
+        queue.socket.wait_for_peers(2, 10)  # else one may get all of them
         client.publish_many("orders", [b"%d" % number for number in range(300)])
         rest = set(numbers(second, 1))
         first.close(0)

@@ -152,7 +152,7 @@ static void *taker(void *side)
 
 static void connect_one(struct ibv_qp *qp, struct ibv_qp *to)
 {
-    struct end one = {.qp = qp, .wish = {.unposted = true}};
+    struct end one = {.qp = qp, .wish = {.unposted = true, .waits = true}};
     join(&one, (struct address) {.number = to->qp_num});
 }
 

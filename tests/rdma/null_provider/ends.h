@@ -18,6 +18,7 @@ enum { DEPTH = 64, BUFFER = 8192, MEMORY = 2 << 20, RECEIVED = DEPTH * BUFFER };
 /* What `begin` makes: 0 is the default. unposted: no receive buffers are there yet. */
 struct wish {
     bool own_receives, unposted, read_only;
+    bool waits; /* for a receive buffer, without end */
     int completions;
     uint32_t requests;
 };
@@ -165,6 +166,8 @@ static inline void join_with(struct end *end, struct address to, unsigned access
 {
     static const int masks[] = {TO_INIT, TO_RTR, TO_RTS};
     struct ibv_qp_attr attr = attr_for(to, access);
+    if (end->wish.waits)
+        attr.rnr_retry = 7;
     for (int at = 0; at < 3; at++) {
         attr.qp_state = IBV_QPS_INIT + at;
         check(!ibv_modify_qp(end->qp, &attr, masks[at]));

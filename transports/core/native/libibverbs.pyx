@@ -90,6 +90,12 @@ def library_file():
     return file_name
 
 
+def forget():
+    """The next use looks it up again: another TRANSFER_LIBIBVERBS takes effect. No device may be open."""
+    global loaded
+    loaded = False
+
+
 def has_dmabuf():
     """Whether this libibverbs registers a dma-buf (rdma-core 34). Raises DeviceError."""
     load()
