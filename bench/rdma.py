@@ -1,14 +1,15 @@
-"""Compares the rdma transport with the layers below it, in one machine: `python -m bench.rdma`.
+"""Compares the rdma transport with perftest's programs, in one machine: `python -m bench.rdma`.
 
 | case | ours | compared with |
 |---|---|---|
-| 64 bytes and back | two streams, asleep on their completion channels | bare pyverbs; ib_send_lat |
-| 64 bytes, one way | as many as the high-water marks let, several to a buffer | ib_send_bw |
-| 64 KiB to 16 MiB | announced from a registered region, or from the pool | bare READs; ib_read_bw |
+| 64 bytes and back | two streams, asleep on their completion channels, or spinning | ib_send_lat (-e) |
+| 64 bytes, one way | as many as the high-water marks let, several to a WRITE | ib_send_bw |
+| 64 KiB to 16 MiB | through the ring, or READ from a registered region, or from the pool | ib_read_bw |
 | silence | the processor time of a connected end | |
 
-In the virtual machine of `make test-rdma` the times are those of an emulator. The ratios are fair, and the
-cases take turns, so that a busy host slows all of them.
+In the virtual machine of `make test-rdma` the times are those of an emulator: the ratios are fair, and the
+cases take turns, so that a busy host slows all of them. On the null provider there is no perftest, and what
+is measured is what our code costs: `python -m tests.rdma.null_provider -m bench.rdma`.
 """
 
 from __future__ import annotations
@@ -29,128 +30,18 @@ from typing import Any
 
 from transfer.transports import core
 from transfer.transports.core.wire import SocketType
-from transfer.transports.errors import Broken
+from transfer.transports.handshake.choice import Choice
+from transfer.transports.handshake.hello import Agreement, Hello
 from transfer.transports.handshake.upgrade import Surroundings
 from transfer.transports.rdma.device_selection import choose_route
 from transfer.transports.rdma.domain import Domains
-from transfer.transports.rdma.driver import Destination, load
-from transfer.transports.rdma.memory import address_of
-from transfer.transports.rdma.rendezvous import CHUNK, WINDOW
 from transfer.transports.rdma.upgrade import VerbsUpgrade
-from transfer.transports.reactor import READABLE, Reactor
+from transfer.transports.reactor import Reactor
+from transfer.transports.sizes import VERY_LARGE
 
+#: of a READ, in bytes, and how many are posted at once: see ring_requests.pxd
+CHUNK, READS = 1 << 20, 16
 Pipe = Any
-
-
-# --- plain pyverbs: the calls of the transport's lowest layer, and nothing else -----------------------
-
-
-class Bare:
-    """One queue pair with a buffer, used directly through the driver's calls."""
-
-    def __init__(self, link: Pipe, size: int) -> None:
-        route = choose_route()
-        self.device = load().open(route.device)
-        route = route.seen_by(self.device)
-        self.memory = bytearray(size)
-        self.address = address_of(memoryview(self.memory))
-        self.written = self.device.register(self.address, size, local_write=True, remote_read=True)
-        self.queue = self.device.completion_queue(256)
-        self.shared = self.device.shared_receive_queue(64)
-        self.pair = self.device.queue_pair(self.queue, self.shared, 64)
-        link.send((self.pair.number, route.gid, route.lid, self.address, self.written.rkey))
-        number, gid, lid, self.remote, self.rkey = link.recv()
-        self.pair.connect(
-            Destination(number, gid, lid, 7, route.mtu, 16), port=route.port, gid_index=route.gid_index, psn=7
-        )
-        link.send("connected")
-        link.recv()
-
-    def close(self) -> None:
-        self.pair.close()
-        self.written.close()
-        self.shared.close()
-        self.queue.close()
-        self.device.close()
-
-
-def bare_round_trips(link: Pipe, count: int, first: bool) -> list[int]:
-    bare = Bare(link, 1 << 16)
-    buffers = [
-        bare.shared.prepare(index, bare.address + 128 * index, 128, bare.written.lkey) for index in range(32)
-    ]
-    for buffer in buffers:
-        bare.shared.post(buffer)
-    link.send("posted")
-    link.recv()
-    queue, pair, shared = bare.queue, bare.pair, bare.shared
-    poller = select.epoll()
-    poller.register(queue.fd, select.EPOLLIN)
-    queue.arm()
-    out = bare.address + (1 << 15)
-
-    def wait() -> None:
-        while True:
-            got = False
-            for wr_id, status, _, _ in queue.poll(8):
-                assert status == 0, status
-                if wr_id < 1000:
-                    shared.post(buffers[wr_id])
-                    got = True
-            if got:
-                return
-            poller.poll()
-            queue.take_event()
-            queue.arm()
-
-    took = []
-    for index in range(count):
-        begin = time.perf_counter_ns()
-        if first:
-            pair.send(1000, out, 64, bare.written.lkey, index % 8 == 7)
-        wait()
-        if not first:
-            pair.send(1000, out, 64, bare.written.lkey, index % 8 == 7)
-        took.append(time.perf_counter_ns() - begin)
-    link.send("over")
-    link.recv()
-    poller.close()
-    bare.close()
-    return took
-
-
-def bare_reads(link: Pipe, size: int, count: int, first: bool) -> list[float]:
-    """Returns bytes per second of READs, with the chunk and window of the transport."""
-    bare = Bare(link, max(size, 1 << 16))
-    speeds = []
-    if first:
-        chunks = [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)] * count
-        poller = select.epoll()
-        poller.register(bare.queue.fd, select.EPOLLIN)
-        bare.queue.arm()
-        begin = time.perf_counter()
-        under_way = done = asked = 0
-        while done < len(chunks):
-            while asked < len(chunks) and under_way < WINDOW:
-                at, length = chunks[asked]
-                bare.pair.read(1, bare.address + at, length, bare.written.lkey, bare.remote + at, bare.rkey)
-                asked += 1
-                under_way += 1
-            found = bare.queue.poll(16)
-            for one in found:
-                assert one.status == 0
-            done += len(found)
-            under_way -= len(found)
-            if not found:
-                poller.poll()
-                bare.queue.take_event()
-                bare.queue.arm()
-        speeds.append(size * count / (time.perf_counter() - begin))
-        poller.close()
-    link.send("over")
-    link.recv()
-    bare.close()
-    return speeds
 
 
 # --- ours --------------------------------------------------------------------------------------------
@@ -160,9 +51,6 @@ class End:
     """One stream of `transfer`, with a reactor as in a context."""
 
     def __init__(self, link: Pipe, connection: Any, connecting: bool) -> None:
-        from transfer.transports.handshake.choice import Choice
-        from transfer.transports.handshake.hello import Agreement, Hello
-
         self.reactor, self.flusher, self.pool = Reactor(), core.Flusher(), core.Pool()
         self.domains = Domains(core.copy_into)
         self.around = Surroundings(
@@ -177,38 +65,43 @@ class End:
         else:
             link.send(upgrade.offer())
             upgrade.finish(link.recv())
-        self.stream = upgrade.made(connection.detach()).stream
-        self.reactor.register(self.stream.fd, READABLE, self._on_control)
+        made = upgrade.made(connection.detach())
+        self.stream: Any = core.Stream(
+            made.fd, SocketType.PAIR, self.flusher, self.pool, channel=made.channel, max_message=1 << 34,
+            send_high_water=1000, send_high_water_bytes=1 << 30,
+        )  # fmt: skip
+        self.stream.carrier = made.carrier
         self.poller = select.epoll()
-        self.poller.register(self.stream.wait_fds[0], select.EPOLLIN)
+        self.poller.register(self.stream.fileno(), select.EPOLLIN)
 
-    def _on_control(self, events: int) -> None:
-        try:
-            self.stream.beside_ready()
-        except Broken:
-            self.reactor.unregister(self.stream.fd)
-
-    def receive(self) -> Any:
+    def receive(self, spin: bool = False) -> Any:
         while (message := self.stream.receive()) is None:
-            self.poller.poll()
+            if not spin:
+                self.poller.poll()
         return message
+
+    def send(self, message: Any, **options: Any) -> None:
+        while not self.stream.send(message, **options):
+            self.stream.flush()
+            time.sleep(0.0002)
 
     def close(self) -> None:
         self.poller.close()
-        self.reactor.unregister(self.stream.fd)
         self.stream.close()
-        for kept in self.around.own.values():
-            kept.close()
         self.domains.close()
         self.reactor.close()
         self.flusher.close()
         self.pool.close()
 
 
-def our_round_trips(link: Pipe, count: int, first: bool, connection: Any) -> list[int]:
+def our_round_trips(link: Pipe, count: int, spin: bool, first: bool, connection: Any) -> list[int]:
     end = End(link, connection, first)
     message = [(0, 0, None, None, bytes(64))]
-    send, receive = end.stream.send, end.receive
+    send = end.stream.send
+
+    def receive() -> None:
+        end.receive(spin)
+
     took = []
     for _ in range(count):
         begin = time.perf_counter_ns()
@@ -227,6 +120,7 @@ def our_round_trips(link: Pipe, count: int, first: bool, connection: Any) -> lis
 def our_messages(link: Pipe, count: int, first: bool, connection: Any) -> list[float]:
     """Returns messages of 64 bytes per second, one way, until the receiver has the last one."""
     end = End(link, connection, first)
+    end.stream.send_high_water = 100_000
     message = [(0, 0, None, None, bytes(64))]
     speeds = []
     link.recv() if first else link.send("begin")
@@ -235,8 +129,7 @@ def our_messages(link: Pipe, count: int, first: bool, connection: Any) -> list[f
         if not first:
             end.receive()
             continue
-        while not end.stream.send(message):
-            time.sleep(0.001)
+        end.send(message)
     if first:
         link.recv()
         speeds.append(count / (time.perf_counter() - begin))
@@ -263,8 +156,10 @@ def our_payloads(
             link.recv()
             calls = counted(domain.device)
             for _ in range(messages):
-                end.stream.send([(0, 0, None, None, data)], hold=True)
+                end.send([(0, 0, None, None, data)], hold=True)
         link.recv()
+        while not end.stream.flush():
+            time.sleep(0.001)
         link.send(len(calls))
         region.close()
         domain.staging.give_back(block)
@@ -315,20 +210,17 @@ def our_idleness(link: Pipe, seconds: float, first: bool, connection: Any) -> li
 # --- two processes -------------------------------------------------------------------------------------
 
 
-def play(work: Callable[..., Any], *arguments: Any, tcp: bool = False) -> Any:
+def play(work: Callable[..., Any], *arguments: Any) -> Any:
     """Runs both sides in separate processes; returns the result of the side that has one."""
+    from tests.rdma.ends import tcp_pair
+
     context = multiprocessing.get_context("fork")  # before any verbs object exists
     one, other = context.Pipe()
-    connections: tuple[Any, Any] = (None, None)
-    if tcp:
-        from tests.rdma.ends import tcp_pair
-
-        connections = tcp_pair()
+    connections = tcp_pair()
     results = context.SimpleQueue()
 
     def side(link: Pipe, first: bool) -> None:
-        extra = (connections[0 if first else 1],) if tcp else ()
-        results.put((first, work(link, *arguments, first, *extra)))
+        results.put((first, work(link, *arguments, first, connections[0 if first else 1])))
 
     processes = [
         context.Process(target=side, args=(link, first)) for link, first in ((one, True), (other, False))
@@ -336,8 +228,7 @@ def play(work: Callable[..., Any], *arguments: Any, tcp: bool = False) -> Any:
     for process in processes:
         process.start()
     for connection in connections:
-        if connection is not None:
-            connection.close()
+        connection.close()
     outcomes = dict(results.get() for _ in processes)
     for process in processes:
         process.join(60)
@@ -370,50 +261,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.rdma", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=3, help="times that the cases take turns")
     parser.add_argument("--count", type=int, default=500, help="round trips of a run")
+    parser.add_argument("--messages", type=int, default=50_000, help="messages of a run one way")
     parser.add_argument("--sizes", type=int, nargs="*", default=[64 << 10, 1 << 20, 16 << 20])
     parser.add_argument("--bytes", type=int, default=32 << 20, help="bytes of one bandwidth run")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds of silence")
     asked = parser.parse_args()
     report: dict[str, Any] = {"cpus": os.cpu_count(), "round_trip_us": {}, "bytes_per_s": {}}
-    bare, ours, lat = [], [], []
+    for spin, words in ((False, ["-e"]), (True, [])):
+        ours, lat = [], []
+        name = "spinning" if spin else "asleep"
+        for _ in range(asked.rounds):
+            ours.append(median_us(play(our_round_trips, asked.count, spin)))
+            line = perftest("ib_send_lat", *words, "-s", "64", "-n", str(asked.count)).split()
+            lat.append(2 * float(line[4]) if len(line) > 4 else float("nan"))
+            print(f"round trip, {name}: ours {ours[-1]:.1f} µs, ib_send_lat × 2 {lat[-1]:.1f} µs", flush=True)
+        report["round_trip_us"][name] = {"ours": ours, "ib_send_lat": lat, "ratio": min(ours) / min(lat)}
+    report["idle_share_of_a_core"] = play(our_idleness, asked.idle)[0]
+    print(f"idle: {report['idle_share_of_a_core']:.3%} of a core", flush=True)
+    rates: dict[str, list[float]] = {"ours": [], "ib_send_bw": []}
     for _ in range(asked.rounds):
-        bare.append(median_us(play(bare_round_trips, asked.count)))
-        ours.append(median_us(play(our_round_trips, asked.count, tcp=True)))
-        line = perftest("ib_send_lat", "-e", "-s", "64", "-n", str(asked.count)).split()
-        lat.append(2 * float(line[4]) if len(line) > 4 else float("nan"))
-        print(
-            f"round trip: bare {bare[-1]:.0f} µs, ours {ours[-1]:.0f} µs, ib_send_lat -e {lat[-1]:.0f} µs",
-            flush=True,
-        )
-    report["round_trip_us"] = {"bare": bare, "ours": ours, "ib_send_lat": lat, "ratio": min(ours) / min(bare)}
-    report["idle_share_of_a_core"] = play(our_idleness, asked.idle, tcp=True)[0]
-    print(f"idle: {report['idle_share_of_a_core']:.2%} of a core", flush=True)
-    report["messages_per_s"] = {"ours": [], "ib_send_bw": []}
-    for _ in range(asked.rounds):
-        rate = play(our_messages, 10 * asked.count, tcp=True)[0]
+        rates["ours"].append(play(our_messages, asked.messages)[0])
         line = perftest("ib_send_bw", "-s", "64", "-n", str(10 * asked.count)).split()
-        perftest_rate = 1e6 * float(line[4]) if len(line) > 4 else float("nan")
-        report["messages_per_s"]["ours"].append(rate)
-        report["messages_per_s"]["ib_send_bw"].append(perftest_rate)
-        print(f"64 B one way: ours {rate:.0f} messages/s, ib_send_bw {perftest_rate:.0f}", flush=True)
+        rates["ib_send_bw"].append(1e6 * float(line[4]) if len(line) > 4 else float("nan"))
+        print(
+            "64 B one way: " + ", ".join(f"{k} {v[-1]:.0f} messages/s" for k, v in rates.items()), flush=True
+        )
+    report["messages_per_s"] = rates
     registrations: dict[tuple[str, int], int] = {}
     for size in asked.sizes:
         count = max(2, asked.bytes // size)
-        speeds: dict[str, list[float]] = {"bare": [], "ours": [], "pooled": [], "ib_read_bw": []}
+        speeds: dict[str, list[float]] = {"ours": [], "pooled": [], "ib_read_bw": []}
         for _ in range(asked.rounds):
-            speeds["bare"] += play(bare_reads, size, count)
-            for name, pooled in (("ours", False), ("pooled", True)):
-                for speed, calls in play(our_payloads, size, count, pooled, tcp=True):
+            for name, pooled in (("ours", False), ("pooled", True))[: 1 if size < VERY_LARGE else 2]:
+                for speed, calls in play(our_payloads, size, count, pooled):
                     speeds[name].append(speed)
                     registrations[name, size] = max(calls, registrations.get((name, size), 0))
             chunk = min(size, CHUNK)
-            reads = str(max(8 * WINDOW, count * size // chunk))
-            line = perftest("ib_read_bw", "-s", str(chunk), "-n", reads, "-t", str(WINDOW)).split()
+            reads = str(max(4 * READS, count * size // chunk))
+            line = perftest("ib_read_bw", "-s", str(chunk), "-n", reads, "-t", str(READS)).split()
             speeds["ib_read_bw"].append(float(line[3]) * (1 << 20) if len(line) > 3 else float("nan"))
-            print(
-                f"{size >> 10} KiB: " + ", ".join(f"{k} {v[-1] / 1e6:.1f} MB/s" for k, v in speeds.items()),
-                flush=True,
-            )
+            shown = (f"{k} {v[-1] / 1e6:.1f} MB/s" for k, v in speeds.items() if v)
+            print(f"{size >> 10} KiB: " + ", ".join(shown), flush=True)
         report["bytes_per_s"][size] = {**speeds, "ratio": max(speeds["ours"]) / max(speeds["ib_read_bw"])}
     report["registrations"] = {f"{name} {size}": calls for (name, size), calls in registrations.items()}
     print("registrations while measuring:", sum(registrations.values()))

@@ -11,8 +11,6 @@ Variables:
     MC_IB_PORT: number of the port
     MC_GID_INDEX: number of the GID; by default, on Ethernet, RoCE v2 with an IPv4 address first
     MC_MTU: 256 to 4096 bytes; the smallest of both ends and the port counts
-    TRANSFER_VERBS_DRIVER: `auto` (libibverbs, else pyverbs), `libibverbs`, `pyverbs`: the binding
-        for rdma
     TRANSFER_LIBIBVERBS: path of another libibverbs.so.1
     TRANSFER_UCX_DRIVER: `auto`, `libucp`: the second also uses a UCX that only the system has
     TRANSFER_CORE: `auto`, `native`, `pure`: the compiled core, or the one in Python
@@ -56,7 +54,6 @@ from transfer.transports.variables import check_names, warn_of_empty
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "pure")
 UCX_DRIVERS = ("auto", "libucp")
-VERBS_DRIVERS = ("auto", "libibverbs", "pyverbs")
 SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: names of the arguments, where an error names a variable otherwise
@@ -227,11 +224,6 @@ def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
     return found
 
 
-def verbs_driver(environ: Mapping[str, str] | None = None) -> str:
-    """ "auto", "libibverbs" or "pyverbs", from TRANSFER_VERBS_DRIVER. Raises OptionError."""
-    return _choice(os.environ if environ is None else environ, ("TRANSFER_VERBS_DRIVER",), VERBS_DRIVERS)[0]
-
-
 def ucx_driver(environ: Mapping[str, str] | None = None) -> str:
     """ "auto" or "libucp", from TRANSFER_UCX_DRIVER. Raises OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_UCX_DRIVER",), UCX_DRIVERS)[0]
@@ -312,6 +304,6 @@ def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[s
 
 #: what `load` checks although something else uses it
 _READ_AT_ONCE = (
-    *(core_choice, local_enabled, ucx_driver, verbs_driver, name_servers, dns_family, advertised_host),
+    *(core_choice, local_enabled, ucx_driver, name_servers, dns_family, advertised_host),
     *(libssl, libibverbs),
 )

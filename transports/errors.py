@@ -278,7 +278,7 @@ class OutOfDescriptors(InternalError):
 
 class DeviceError(InternalError):
     """A device for RDMA cannot be used. `reason` is a short constant word: no_device, permission,
-    memlock, device_full, no_core, no_pyverbs, library, version, link, no_gid, device."""
+    memlock, device_full, no_core, library, version, link, no_gid, device."""
 
     errno = _errno.ENODEV
 

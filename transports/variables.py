@@ -30,7 +30,7 @@ OURS = frozenset(
         "TLS_KEY",
         "TLS_SERVER_NAME",
     }
-    | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED", "VERBS_DRIVER"}
+    | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED"}
 )
 #: the variables of Mooncake that are read here; it has many more
 MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", "GID_INDEX", "MTU"])

@@ -36,7 +36,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_TOKEN_FILE": ((ABSENT,), FILE),
     "TRANSFER_UCX_DRIVER": (("ucx", "ucxx"), "auto, libucp"),
     "TRANSFER_UNAUTHENTICATED": (("yes",), "allow"),
-    "TRANSFER_VERBS_DRIVER": (("ibverbs",), "auto, libibverbs, pyverbs"),
     "MC_GID_INDEX": (("first", "256", "-1"), "0 to 255"),
     "MC_IB_PORT": (("one", "256"), "0 to 255"),
     "MC_MTU": (("1500", "big"), "256, 512, 1024, 2048 or 4096"),

@@ -144,7 +144,7 @@ class Judged:
         """Waits until the kernel has so many bytes of it unread."""
         from transfer.sockets import drain
 
-        assert eventually(lambda: drain.unread(self.peer.fd) >= nbytes)
+        assert eventually(lambda: drain.unread(self.peer) >= nbytes)
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ HOMES = {
     "typer": ("transfer/cli/",),
     "cuda": ("transports/cuda.py",),
     "ucxx": (),
-    "pyverbs": ("transports/rdma/",),
 }
 
 

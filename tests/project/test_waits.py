@@ -83,7 +83,10 @@ ALLOWED = {
     ("transports/core/pure/flusher.py", "selector.select(timeout)"): _WOKEN,
     ("transports/core/pure/flusher.py", "thread.join()"): _ENDING,
     ("transports/rdma/domain.py", "self.get()"): _NO_WAIT,
-    ("transports/rdma/port.py", "self._domains.get()"): _NO_WAIT,
+    (
+        "transports/rdma/upgrade.py",
+        "domains_in(self.around.shared, self.around.core.copy_into).get()",
+    ): _NO_WAIT,
 }
 
 

@@ -1,23 +1,22 @@
-"""Two streams that are connected: over the fake driver, or over real verbs where there is a device."""
+"""Two streams that are connected, over the null provider or a device."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from tests.rdma.fake_driver import ROUTE, FakeDriver
 from transfer.transports import core
 from transfer.transports.core.wire import SocketType
-from transfer.transports.errors import Broken, ProtocolError
 from transfer.transports.handshake.hello import Agreement, Choice, Hello
 from transfer.transports.handshake.upgrade import Dialogue, Surroundings
-from transfer.transports.rdma import device_selection, domain
+from transfer.transports.rdma import device_selection
 from transfer.transports.rdma.domain import Domains
 from transfer.transports.rdma.driver import Driver, load as load_driver
 from transfer.transports.rdma.upgrade import VerbsUpgrade
-from transfer.transports.reactor import READABLE, Reactor
+from transfer.transports.reactor import Reactor
 from transfer.transports.testing.ends import Ends
 
 
@@ -29,14 +28,13 @@ def devices() -> list[str]:
 class World:
     """One process with a reactor; contexts and sockets of it are made here and closed in order."""
 
-    def __init__(self, driver: Driver | None) -> None:
+    def __init__(self, driver: Driver | None = None) -> None:
         self.driver = driver
         self.reactor, self.flusher, self.pool = Reactor(), core.Flusher(), core.Pool()
         self.streams: list[Any] = []
-        self.sockets: list[Surroundings] = []
+        #: streams whose device is gone, and what their owner was told
+        self.lost: dict[Any, BaseException] = {}
         self.contexts: list[dict[str, Any]] = []
-        self.ended: list[tuple[Any, BaseException]] = []
-        self.controls: list[tuple[Any, bytes]] = []
 
     def context(self) -> dict[str, Any]:
         """What the sockets of one context share."""
@@ -46,7 +44,7 @@ class World:
         return shared
 
     def socket(self, kind: SocketType = SocketType.PAIR, shared: Any = None, **limits: Any) -> Surroundings:
-        around = Surroundings(
+        return Surroundings(
             core, self.reactor, self.flusher, self.pool, kind,
             max_message=limits.get("max_message", 1 << 34),
             send_high_water=limits.get("send_high_water", 1000),
@@ -55,8 +53,6 @@ class World:
             checksum=limits.get("checksum", False),
             shared=self.context() if shared is None else shared,
         )  # fmt: skip
-        self.sockets.append(around)
-        return around
 
     def connect(self, one: Surroundings, other: Surroundings) -> tuple[Any, Any]:
         """Streams of two sockets, by the dialogue that connections have."""
@@ -73,29 +69,26 @@ class World:
             near.close()
             far.close()
             raise
-        return self.adopt(upgrades[0].made(near.detach())), self.adopt(upgrades[1].made(far.detach()))
+        return self.adopt(upgrades[0], near), self.adopt(upgrades[1], far)
 
-    def adopt(self, made: Any) -> Any:
-        stream = made.stream
+    def adopt(self, upgrade: VerbsUpgrade, connection: socket.socket) -> Any:
+        """The stream over an upgraded connection."""
+        around = upgrade.around
+        made = upgrade.made(connection.detach())
+        stream = core.Stream(
+            made.fd, around.socket_type, self.flusher, self.pool, channel=made.channel,
+            max_message=around.max_message, send_high_water=around.send_high_water,
+            send_high_water_bytes=around.send_high_water_bytes,
+            credits=around.credits, checksum=around.checksum,
+        )  # fmt: skip
+        stream.carrier = made.carrier
+        made.carrier.watch(partial(self.lost.__setitem__, stream))
         self.streams.append(stream)
-        self.reactor.register(made.fd, READABLE, lambda events: self._read_control(stream, made.fd))
         return stream
-
-    def _read_control(self, stream: Any, fd: int) -> None:
-        try:
-            for frame in stream.control_ready():
-                self.controls.append((stream, frame.bytes))
-        except (Broken, ProtocolError) as error:
-            self.reactor.unregister(fd)
-            self.ended.append((stream, error))
 
     def close(self) -> None:
         for stream in self.streams:
-            self.reactor.unregister(stream.fd)
             stream.close()
-        for around in self.sockets:
-            for kept in around.own.values():
-                kept.close()
         for shared in self.contexts:
             for kept in shared.values():
                 kept.close()
@@ -138,10 +131,8 @@ def talk(connecting: VerbsUpgrade, accepting: VerbsUpgrade) -> None:
 
 
 @contextmanager
-def world(driver: Driver | None, monkeypatch: Any = None) -> Iterator[World]:
-    if isinstance(driver, FakeDriver):
-        monkeypatch.setattr(domain, "choose_route", lambda: ROUTE)
-    made = World(driver)
+def world() -> Iterator[World]:
+    made = World()
     try:
         yield made
     finally:
@@ -160,5 +151,4 @@ def meet(made: World, *, kinds: Any = (SocketType.PAIR, SocketType.PAIR), **limi
         yield Ends(near, far, None, None, made.flusher.reap)  # type: ignore[arg-type]
     finally:
         for stream in (near, far):
-            made.reactor.unregister(stream.fd)
             stream.close()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import socket
+import ipaddress
+import struct
 from typing import Any
 
 from tests.rdma.ends import World, agreement, tcp_pair
-from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
-from transfer.transports.rdma import eager
-from transfer.transports.rdma.driver import Destination
-from transfer.transports.rdma.eager import BUFFER
-from transfer.transports.rdma.port import GRANT, RdmaPort
-from transfer.transports.rdma.rendezvous import RendezvousAnnouncement
+from tests.rdma.raw_verbs import RawPair
+from transfer.transports.core.wire import HEADER, MAGIC, REFERENCE, REFERENCE_BIT, VERSION, SocketType
 from transfer.transports.rdma.upgrade import VerbsUpgrade
+
+#: of the ring that this peer lends
+RING = 16 * 1024
+PAYLOAD = 1 << 20
+_REPORT = struct.Struct("<QQQ")
+
+
+def frame(data: bytes, *, refers: bool = False) -> bytes:
+    """A whole frame of a PAIR."""
+    kind = SocketType.PAIR | (REFERENCE_BIT if refers else 0)
+    return HEADER.pack(MAGIC, VERSION, kind, 0, 1, 0, len(data), 0) + data
 
 
 class RawPeer:
@@ -21,28 +29,27 @@ class RawPeer:
     def __init__(self, made: World, around: Any = None, said: dict[str, Any] | None = None) -> None:
         own = made.socket()
         self.domain = own.shared["rdma.domains"].get()
-        self.port = RdmaPort(self.domain)
-        self.pair = self.port.queue_pair()
-        self.block = self.domain.staging.take(BUFFER)
-        self.announced = 0
+        route = self.domain.route
+        self.pair = RawPair(route.device, RING + 4096 + PAYLOAD)
+        #: memory that the victim may READ
+        self.payload = self.pair.address + RING + 4096
+        self.announced = self.written = 0
         near, far = tcp_pair()
-        self.control: socket.socket = near
-        near.setblocking(True)
-        near.settimeout(20)
+        self.connection = near
         upgrade = VerbsUpgrade(around or made.socket(), agreement(own), connecting=False)
         try:
-            offer = upgrade.offer()
-            route = self.domain.route
+            self.offer = upgrade.offer()
+            gid = ipaddress.IPv6Address(self.offer["gid"]).packed
+            self.pair.connect(
+                self.offer["number"], gid, self.offer["rkey"],
+                psn=self.offer["psn"], our_psn=7, gid_index=route.gid_index,
+            )  # fmt: skip
             answer = {
-                "number": self.pair.number, "gid": route.gid, "lid": route.lid, "psn": 7, "mtu": route.mtu,
-                "reads": 4, "buffers": GRANT, "buffer": BUFFER, **(said or {}),
-            }  # fmt: skip
-            destination = Destination(
-                offer["number"], offer["gid"], offer["lid"], offer["psn"], min(offer["mtu"], route.mtu), 4
-            )
-            self.pair.connect(destination, port=route.port, gid_index=route.gid_index, psn=7)
+                "number": self.pair.number, "gid": route.gid, "lid": route.lid, "psn": 7, "mtu": 1024,
+                "reads": 4, "address": self.pair.address, "rkey": self.pair.rkey, "ring": RING,
+            } | (said or {})  # fmt: skip
             upgrade.finish(answer)
-            self.victim = made.adopt(upgrade.made(far.detach()))
+            self.victim = made.adopt(upgrade, far)
         except BaseException:
             upgrade.close()
             far.close()
@@ -50,45 +57,35 @@ class RawPeer:
             raise
 
     def post(self, data: bytes) -> None:
-        """One eager buffer, credit or not."""
-        self.block.view[: len(data)] = data
-        self.pair.send(2 << 32, self.block.address, len(data), self.block.lkey, True)
+        """Bytes into the ring that the victim lends, room or not."""
+        place = self.written % self.offer["ring"]
+        assert place + len(data) <= self.offer["ring"]
+        self.pair.write(self.offer["address"] + place, data, immediate=len(data))
+        self.written += len(data)
 
     def message(self, data: bytes) -> None:
-        self.post(eager.encode(SocketType.PAIR, 0, 1, None, None, data, False))
+        self.post(frame(data))
 
     def announce(self, address: int, rkey: int, length: int, number: int | None = None) -> None:
         self.announced = self.announced + 1 if number is None else number
-        said = RendezvousAnnouncement(rkey, self.announced, address, length).encode()
-        self.post(eager.encode(SocketType.PAIR, 0, 1, None, None, said, True))
+        self.post(frame(REFERENCE.pack(rkey, self.announced, address, length), refers=True))
 
-    def say(self, data: bytes) -> None:
-        """A control frame on the control connection."""
-        self.control.sendall(HEADER.pack(0x5A4D5121, 1, SocketType.PAIR, 8, 0, 0, len(data), 0) + data)
+    def report(self, consumed: int, posted: int, fetched: int, immediate: int | None = None) -> None:
+        """What this side says of itself: see ring.pxd."""
+        remote = self.offer["address"] + self.offer["ring"]
+        self.pair.write(remote, _REPORT.pack(consumed, posted, fetched), immediate)
 
-    def hear(self) -> bytes:
-        """The next control frame on the control connection."""
-        head = self._exactly(HEADER_SIZE)
-        return self._exactly(HEADER.unpack(head)[6])
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self.control.recv(size - len(data))
-            assert part, "the control connection has ended"
-            data += part
-        return data
-
-    def drain(self) -> list[Any]:
-        """Completions of its own."""
-        return self.port._queue.poll(16)
+    def reported(self) -> tuple[int, int, int]:
+        """What the victim said last."""
+        self.pair.poll()
+        found: tuple[int, int, int] = _REPORT.unpack_from(self.pair.memory, RING)
+        return found
 
     def die(self) -> None:
         """As a process ends: all at once, without a word."""
-        self.pair.close()
-        self.control.close()
+        self.pair.end_pair()
+        self.connection.close()
 
     def close(self) -> None:
-        self.die()
-        self.port.reserved = 0
-        self.port.close()
+        self.connection.close()
+        self.pair.close()

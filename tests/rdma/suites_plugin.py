@@ -3,18 +3,20 @@
     pytest -p tests.rdma.suites_plugin tests/sockets/test_push_pull.py
 
 In the suites of `SUITES` and `MORE` every socket asks for rdma. What is about another transport is
-deselected, and so is the fake driver where there is a device. A test that made no rdma connection is not
-counted as one over rdma. Without a device the fake driver takes its place: that shows faults of ours, and
+deselected, and so is the null provider where there is a device. A test that made no rdma connection is not
+counted as one over rdma. Without a device the null provider takes its place: that shows faults of ours, and
 nothing of real verbs.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.rdma import null_provider
 from tests.rdma.ends import devices
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.transports.rdma.upgrade import VerbsUpgrade
@@ -85,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_about_something_else(item: pytest.Item, real: bool) -> bool:
     words = set(item.name.rstrip("]").partition("[")[2].split("-"))
     if not _is_ours(item):
-        return real and bool({"fake", "null"} & (words | set(getattr(item, "fixturenames", ()))))
+        return real and bool({"null"} & (words | set(getattr(item, "fixturenames", ()))))
     if "by_tcp" in getattr(item, "fixturenames", ()):
         return True
     return "inproc" in item.name or bool(_OTHERS & words) or item.name.partition("[")[0] in _NOT_HERE
@@ -96,24 +98,20 @@ def _is_ours(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def asks_for_rdma(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def asks_for_rdma(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not _is_ours(request.node):
+        yield
         return
     # Not with the policy `require`: connecting before binding would be an error then.
     monkeypatch.setenv("TRANSFER_PROTOCOL", "rdma")
-    if not devices():
-        _use_fake(monkeypatch)
-
-
-def _use_fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.rdma.fake_driver import ROUTE, FakeDriver
-    from transfer.transports import probe
-    from transfer.transports.rdma import domain
-
-    driver, seen = FakeDriver(), probe.probe
-    monkeypatch.setattr(domain, "choose_route", lambda *_: ROUTE)
-    monkeypatch.setattr(domain.Domains.__init__, "__defaults__", (lambda: driver,))
-    monkeypatch.setattr(probe, "probe", lambda name: probe.Probe(True) if name == "rdma" else seen(name))
+    if devices():
+        yield
+        return
+    # For processes that the test starts.
+    path = (null_provider.IN_CHILDREN, null_provider.ROOT, os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, filter(None, path))))
+    with null_provider.used():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,6 @@
 """Memory of a GPU over rdma, on stand-ins: a memfd is the dma-buf, host memory what peermem registers.
 
-No test here ran on a GPU. What the seam's stand-in does with a dma-buf is what pyverbs does: a
-region's addresses are those of the dma-buf.
+No test here ran on a GPU.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from transfer.tensors import gpu_path
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
-from transfer.transports.rdma.domain import Domains
-from transfer.transports.rdma.memory import RegisteredDeviceMemory
 from transfer.transports.testing.ends import receive, until
 
 SIZE = (2 << 20) + 12_345
@@ -80,61 +77,59 @@ def frame(data):
 
 
 @pytest.mark.parametrize("offset", [0, 8192, 8192 + 100], ids=["begin", "page", "inside"])
-def test_as_a_dma_buf(fake, driver, offset):
-    expected = (bytes(8192) + BYTES)[offset : offset + SIZE]
-    with meet(fake) as ends:
+@pytest.mark.parametrize("size", [SIZE, 100])
+def test_as_a_dma_buf(over_null, driver, offset, size):
+    expected = (bytes(8192) + BYTES)[offset : offset + size]
+    with meet(over_null) as ends:
         descriptors = len(os.listdir("/proc/self/fd"))
         released: list[object] = []
-        payload = gpu_path.registrable(Flat(driver.BASE + offset))
+        payload = gpu_path.registrable(Flat(driver.BASE + offset, size))
         assert ends.connecting.send(frame(payload), hold=True, released=released.append)
         assert receive(ends.accepting)[0].bytes == expected
         until(ends.connecting.flush, "the peer's word that it has READ all")
-        assert released == [None]
+        until(lambda: released == [None], "the owner to be told")
         until(lambda: len(os.listdir("/proc/self/fd")) == descriptors, "the dma-buf to be closed")
-    [(begin, size)] = driver.asked
-    assert begin <= driver.BASE + offset and begin + size >= driver.BASE + offset + SIZE
+    [(begin, asked)] = driver.asked
+    assert begin <= driver.BASE + offset and begin + asked >= driver.BASE + offset + size
 
 
-def test_by_its_address(fake):
+def test_by_its_address(over_null):
     memory = ctypes.create_string_buffer(BYTES, len(BYTES))
-    with meet(fake) as ends:
-        before = len(fake.driver.regions)
-        assert ends.connecting.send(frame(Flat(ctypes.addressof(memory) + 5)), hold=True)
-        assert len(fake.driver.regions) == before + 1
-        assert receive(ends.accepting)[0].bytes == BYTES[5 : 5 + SIZE]
-        until(ends.connecting.flush, "the peer's word that it has READ all")
+    one, other = over_null.socket(), over_null.socket()
+    near, far = over_null.connect(one, other)
+    assert near.send(frame(Flat(ctypes.addressof(memory) + 5)), hold=True)
+    assert one.shared["rdma.domains"].get().sources.registrations == 1
+    assert receive(far)[0].bytes == BYTES[5 : 5 + SIZE]
+    until(near.flush, "the peer's word that it has READ all")
 
 
-def test_a_refusal_takes_nothing(fake, driver):
+def test_a_refusal_takes_nothing(over_null, driver):
     driver.refuses = True
-    with meet(fake) as ends:
-        regions = len(fake.driver.regions)
+    with meet(over_null) as ends:
         with pytest.raises(RegistrationError, match="exports no dma-buf") as refused:
             ends.connecting.send(frame(gpu_path.registrable(Flat(driver.BASE))), hold=True)
         assert refused.value.reason == "dmabuf"
-        assert len(fake.driver.regions) == regions and not ends.connecting.queued
+        assert not ends.connecting.queued
         ends.connecting.send(frame(b"next"))
         assert receive(ends.accepting)[0].bytes == b"next"
 
 
-def test_checksums_and_device_memory_exclude_each_other(fake):
-    with meet(fake) as ends:
+def test_checksums_and_device_memory_exclude_each_other(over_null):
+    with meet(over_null) as ends:
         assert ends.connecting.registers_device_memory
         ends.connecting.checksum = True
         assert not ends.connecting.registers_device_memory
 
 
-def test_a_region_of_the_users_is_found_again(fake, driver):
-    domains: Domains = fake.context()["rdma.domains"]
-    domain = domains.get()
-    payload = gpu_path.registrable(Flat(driver.BASE + 8192))
-    handle = domain.regions.add(payload)
-    flat = RegisteredDeviceMemory.of(gpu_path.registrable(Flat(driver.BASE + 8192 + 1000, 5000)))
-    part = domain.sources.place(flat, kept=True)
-    region = fake.driver.regions[part.rkey]
-    assert os.pread(region.dmabuf, 5000, part.address) == BYTES[1000:6000]
+def test_a_region_of_the_users_is_found_again(over_null, driver):
+    one, other = over_null.socket(), over_null.socket()
+    near, far = over_null.connect(one, other)
+    domain = one.shared["rdma.domains"].get()
+    handle = domain.regions.add(gpu_path.registrable(Flat(driver.BASE + 8192)))
+    near.send(frame(gpu_path.registrable(Flat(driver.BASE + 8192 + 1000, 5000))), hold=True)
+    assert receive(far)[0].bytes == BYTES[1000:6000]
     assert domain.sources.registrations == 0
-    part.release()
+    until(near.flush, "the peer's word that it has READ all")
     handle.close()
 
 

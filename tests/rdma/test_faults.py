@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import closing
 
 import pytest
 
 from tests.rdma.ends import World, devices, meet
-from tests.rdma.fake_driver import FakeDriver
-from tests.rdma.raw_peer import RawPeer
-from transfer.transports.errors import Broken, ForkedError, ProtocolError, RegistrationError, TransferError
+from tests.rdma.null_provider import NullProvider
+from tests.rdma.raw_peer import PAYLOAD, RING, RawPeer, frame
+from transfer.transports.errors import Broken, ForkedError, ProtocolError, TransferError
 from transfer.transports.handshake.upgrade import Declined
-from transfer.transports.rdma import control_messages, failures, probe
-from transfer.transports.rdma.eager import BUFFER
-from transfer.transports.rdma.port import GRANT
+from transfer.transports.rdma import failures, probe
 from transfer.transports.testing.ends import plain, receive, until
 
 
 def end_of(stream) -> BaseException:
-    """What ended the stream."""
+    """What ends the stream; what it has before is read."""
 
     def ended():
         try:
-            stream.receive()
-        except (Broken, ProtocolError):
-            return stream.broken
+            while stream.receive() is not None:
+                pass
+        except (Broken, ProtocolError) as error:
+            return error
         return None
 
     return until(ended, "the end")
 
 
-def regions_of(domain) -> int:
-    device = domain.device
-    return len(device.driver.regions) if hasattr(device, "driver") else device._regions
-
-
-@pytest.mark.parametrize("lie", ["key", "address", "length", "rights"])
+@pytest.mark.parametrize("lie", ["key", "address", "length", "domain"])
 def test_a_forged_announcement_ends_that_connection_only(made: World, lie: str) -> None:
     hub = made.socket()
     near, far = made.connect(made.socket(), hub)
+    received = hub.shared["rdma.domains"].get().received
     with closing(RawPeer(made, hub)) as raw:
-        memory = raw.domain.staging.take(1 << 20)
-        written = raw.domain.received.take(1 << 20)  # nobody may READ this
-        address, rkey, length = memory.address, memory.rkey, 1 << 20
+        foreign = raw.domain.staging.take(PAYLOAD)  # not of this queue pair's domain
+        address, rkey, length = raw.payload, raw.pair.rkey, PAYLOAD
         if lie == "key":
             rkey ^= 0x5A5A00
         elif lie == "address":
@@ -52,100 +45,154 @@ def test_a_forged_announcement_ends_that_connection_only(made: World, lie: str) 
         elif lie == "length":
             length = 64 << 20
         else:
-            address, rkey = written.address, written.rkey
-        in_use = far._port.domain.received.in_use
+            address, rkey = foreign.address, foreign.rkey
+        in_use = received.in_use
         raw.announce(address, rkey, length)
         error = end_of(raw.victim)
-        assert isinstance(error, ProtocolError) and error.reason == "rendezvous"
-        far._port.domain.received.take(1)  # collects what came back
-        assert far._port.domain.received.in_use <= in_use + 8192
+        assert isinstance(error, Broken) and "refused" in str(error)
+        raw.victim.close()
+        received.take(1)  # collects what came back
+        assert received.in_use <= in_use + 8192
         near.send(plain(b"others go on"))
         assert receive(far)[0].bytes == b"others go on"
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [(4096, 1, 0, 1), ((1 << 64) - 4096, 1, 8192, 1), (4096, 1, 100, 2), (4096, 1, 100, 0)],
+    ids=["nothing", "beyond the memory", "number", "number before"],
+)
+def test_announcements_that_make_no_sense(made: World, announced: tuple[int, int, int, int]) -> None:
+    with closing(RawPeer(made)) as raw:
+        raw.announce(*announced)
+        error = end_of(raw.victim)
+        assert isinstance(error, ProtocolError) and error.reason == "rendezvous"
 
 
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_allocated(made: World) -> None:
     hub = made.socket(max_message=1 << 20)
     with closing(RawPeer(made, hub)) as raw:
-        registered = raw.victim._port.domain.received.registered
+        received = hub.shared["rdma.domains"].get().received
         raw.announce(4096, 1, 1 << 40)
         error = end_of(raw.victim)
         assert isinstance(error, ProtocolError) and error.reason == "too_large"
-        assert raw.victim._port.domain.received.registered == registered
+        assert received.registered == 0
+
+
+def test_an_announcement_behind_another_is_checked_when_its_turn_comes(made: World) -> None:
+    hub = made.socket(max_message=1 << 20)
+    with closing(RawPeer(made, hub)) as raw:
+        raw.announce(raw.payload, raw.pair.rkey, PAYLOAD)
+        raw.announce(4096, 1, 1 << 40)
+        assert len(receive(raw.victim)[0]) == PAYLOAD
+        error = end_of(raw.victim)
+        assert isinstance(error, ProtocolError) and error.reason == "too_large"
 
 
 def test_a_peer_that_announces_and_dies(made: World) -> None:
-    with closing(RawPeer(made)) as raw:
-        received = raw.victim._port.domain.received
-        before = received.in_use
-        memory = raw.domain.staging.take(32 << 20)
+    hub = made.socket()
+    with closing(RawPeer(made, hub)) as raw:
+        received = hub.shared["rdma.domains"].get().received
         raw.message(b"first")
-        raw.announce(memory.address, memory.rkey, 32 << 20)
+        raw.announce(raw.payload, raw.pair.rkey, PAYLOAD)
         raw.die()
-        assert receive(raw.victim)[0].bytes == b"first"
-        assert isinstance(end_of(raw.victim), Broken | ProtocolError)
+        first = []
+        error = None
+        while error is None:
+            try:
+                first += raw.victim.receive() or ()
+            except (Broken, ProtocolError) as ended:
+                error = ended
+        assert [frame.bytes for frame in first[:1]] == [b"first"]
+        raw.victim.close()
         received.give_back(received.take(1))
         received.give_back(received.take(1))
-        assert received.in_use <= before + 4096
+        assert received.in_use <= 4096
 
 
-def test_a_peer_that_never_says_done(made: World) -> None:
+def test_the_report_of_what_was_taken(made: World) -> None:
+    """What an honest peer finds in its memory."""
     with closing(RawPeer(made)) as raw:
-        raw.victim.rendezvous_timeout = 0.4
-        regions = regions_of(raw.victim._port.domain)
-        released: list[BaseException | None] = []
-        data = bytearray(1 << 20)
-        raw.victim.send(plain(data), hold=True, released=released.append)
-        assert regions_of(raw.victim._port.domain) == regions + 1
-        assert control_messages.decode(raw.hear()).word == control_messages.Word.ASK
-        assert isinstance(end_of(raw.victim), Broken)
-        assert len(released) == 1 and isinstance(released[0], TransferError)
-        assert regions_of(raw.victim._port.domain) == regions
-        data.append(1)  # it is ours again
+        message = frame(bytes(1000))
+        for _ in range(64 * 1024 // len(message) + 1):
+            raw.post(message)
+            assert len(receive(raw.victim)[0]) == 1000
+        consumed, posted, fetched = until(lambda: raw.reported()[0] and raw.reported(), "a report")
+        assert raw.written - 65536 <= consumed <= raw.written and posted in (32, 64) and not fetched
+        raw.announce(raw.payload, raw.pair.rkey, PAYLOAD)
+        receive(raw.victim)
+        until(lambda: raw.reported()[2] == 1, "the report of the READ")
 
 
-def test_a_slow_peer_is_not_a_silent_one(made: World) -> None:
-    with meet(made) as ends:
-        near, far = ends.connecting, ends.accepting
-        near.send(plain(b"s" * 1_000_000))
-        # A second payload that does not fit into what is READ ahead stays announced.
-        far._read_ahead = 1 << 40
-        near.send(plain(b"t" * 1_000_000))
-        for _ in range(3):
-            opened = next(reversed(near._open.values()))
-            opened.since -= near.rendezvous_timeout
-            near._look_after()  # as the reactor does in time: it asks
-            until(lambda opened=opened: opened.queried is None, "the answer")
-            near._look_after()
-            assert near.broken is None
-        far._read_ahead = 0
-        assert [receive(far)[0].bytes[:1] for _ in range(2)] == [b"s", b"t"]
-
-
-def test_credits_exceeded(made: World) -> None:
+@pytest.mark.parametrize("count", [1, 1 << 18, (1 << 18) + 1, 1 << 31])
+def test_bytes_for_which_there_is_no_room(made: World, count: int) -> None:
+    """In the immediate data, where nothing was written."""
     hub = made.socket()
     near, far = made.connect(made.socket(), hub)
     with closing(RawPeer(made, hub)) as raw:
-        for _ in range(GRANT + 1):
-            raw.message(b"x")
-        for _ in range(200):
-            raw.drain()
-        time.sleep(0.2)
-        error = end_of_after_messages(raw.victim)
-        assert isinstance(error, ProtocolError) and error.reason == "credit"
+        for _ in range(2 if count <= raw.offer["ring"] else 1):
+            raw.pair.write(raw.offer["address"], b"", immediate=count)
+        if count == 1:
+            assert raw.victim.receive() is None  # two bytes of a header
+        else:
+            error = end_of(raw.victim)
+            assert isinstance(error, ProtocolError)
         near.send(plain(b"others go on"))
         assert receive(far)[0].bytes == b"others go on"
 
 
-def end_of_after_messages(stream) -> BaseException:
-    def ended():
-        try:
-            stream._port.lock.acquire()
-            stream._port.progress()
-        finally:
-            stream._port.lock.release()
-        return stream.broken
+@pytest.mark.parametrize(
+    "said",
+    [(1, 0, 0), (0, 1, 0), (0, 0, 1), ((1 << 64) - 1, 0, 0), (1 << 20, 40, 0)],
+    ids=["consumed", "posted", "fetched", "negative", "all"],
+)
+def test_reports_that_cannot_be_true(made: World, said: tuple[int, int, int]) -> None:
+    """Before anything was sent."""
+    with closing(RawPeer(made)) as raw:
+        raw.report(*said, immediate=0xFFFFFFFD)
+        error = end_of(raw.victim)
+        assert isinstance(error, ProtocolError) and error.reason == "rendezvous"
 
-    return until(ended, "the end")
+
+def test_a_report_that_shrinks(made: World) -> None:
+    with closing(RawPeer(made)) as raw:
+        raw.victim.send(plain(bytes(1000)))
+        raw.report(1034, 1, 0, immediate=0xFFFFFFFE)
+        until(lambda: raw.victim.receive() is None and not raw.victim.broken, "the report")
+        raw.report(1000, 1, 0, immediate=0xFFFFFFFE)
+        assert isinstance(end_of(raw.victim), ProtocolError)
+
+
+@pytest.mark.parametrize("immediate", [0, 0xFFFFFFFC, 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD])
+def test_immediate_data_without_a_cause(made: World, immediate: int) -> None:
+    """Asking and answering is allowed at any time, and nothing else."""
+    with closing(RawPeer(made)) as raw:
+        raw.pair.write(raw.offer["address"], b"", immediate=immediate)
+        if immediate in (0, 0xFFFFFFFC):
+            assert isinstance(end_of(raw.victim), ProtocolError)
+            return
+        raw.message(b"goes on")
+        assert receive(raw.victim)[0].bytes == b"goes on"
+
+
+def test_a_peer_that_never_takes_anything(made: World) -> None:
+    """Its ring and its receives end, and this side waits; it has the bytes when it looks."""
+    with closing(RawPeer(made)) as raw:
+        sent = 0
+        while raw.victim.send(plain(bytes(100))):
+            sent += 1
+        assert 32 <= sent < 3000 and not raw.victim.flush()
+        raw.die()
+        until(lambda: raw.victim.broken or raw.victim.flush(), "the end")
+        assert isinstance(end_of(raw.victim), Broken)
+
+
+def test_more_writes_than_receives(made: World) -> None:
+    """Beyond its receives the peer's device waits for them: nothing is lost, and nobody is hurt."""
+    with closing(RawPeer(made)) as raw:
+        for number in range(60):
+            raw.message(b"%d" % number)
+        assert [receive(raw.victim)[0].bytes for _ in range(60)] == [b"%d" % n for n in range(60)]
 
 
 @pytest.mark.parametrize(
@@ -159,20 +206,10 @@ def test_bytes_that_are_no_frame(made: World, data: bytes) -> None:
         assert isinstance(end_of(raw.victim), ProtocolError)
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        control_messages.encode(control_messages.Word.DONE, 1),
-        control_messages.grant(GRANT + 1),
-        control_messages.grant((1 << 64) - 1),
-        b"\x0b\x09",
-        b"\x0b\x02\x01",
-    ],
-    ids=["done", "grant", "grant-all", "word", "short"],
-)
-def test_control_messages_that_make_no_sense(made: World, word: bytes) -> None:
+def test_bytes_on_the_tcp_connection(made: World) -> None:
     with closing(RawPeer(made)) as raw:
-        raw.say(word)
+        raw.connection.setblocking(True)
+        raw.connection.sendall(frame(b"here?"))
         assert isinstance(end_of(raw.victim), ProtocolError)
 
 
@@ -185,9 +222,14 @@ def test_control_messages_that_make_no_sense(made: World, word: bytes) -> None:
         {"number": 1 << 24},
         {"mtu": 1000},
         {"psn": "7"},
-        {"buffers": 0},
         {"lid": 1 << 20},
         {"reads": True},
+        {"ring": 0},
+        {"ring": RING + 1},
+        {"ring": 8192},
+        {"ring": 1 << 40},
+        {"rkey": 1 << 32},
+        {"address": -1},
     ],
 )
 def test_what_a_peer_says_of_itself_is_checked(made: World, said) -> None:
@@ -195,59 +237,40 @@ def test_what_a_peer_says_of_itself_is_checked(made: World, said) -> None:
         RawPeer(made, said=said)
 
 
-def test_another_size_of_buffers_is_declined(made: World) -> None:
-    with pytest.raises(Declined) as declined:
-        RawPeer(made, said={"buffer": BUFFER * 2})
-    assert declined.value.reason == "buffer"
+@pytest.mark.parametrize("said", [{"address": 4096}, {"rkey": 1}])
+def test_a_ring_that_is_not_the_peers(made: World, said) -> None:
+    """Its device refuses the first bytes, and the connection ends."""
+    with closing(RawPeer(made, said=said)) as raw:
+        raw.victim.send(plain(b"into nothing"))
+        assert isinstance(end_of(raw.victim), Broken)
 
 
-def test_no_memory_for_what_was_announced_ends_the_connection(fake: World) -> None:
-    assert isinstance(fake.driver, FakeDriver)
-    with meet(fake) as ends:
-        ends.connecting.send(plain(b"x" * (16 << 20)))
-        fake.driver.refuses = RegistrationError("memlock", "no")
-        assert isinstance(end_of(ends.accepting), RegistrationError)
-        fake.driver.refuses = None
-    one, other = fake.sockets
-    with pytest.raises(Declined) as declined:
-        fake.connect(one, other)
-    assert declined.value.reason == "memlock"
-
-
-def test_a_device_that_never_answers_is_not_asked_again(fake: World) -> None:
-    assert isinstance(fake.driver, FakeDriver)
-    one, other = fake.socket(), fake.socket()
-    near, far = fake.connect(one, other)
-    fake.driver.down = True
+def test_a_device_that_never_answers_is_not_asked_again(null: NullProvider, over_null: World) -> None:
+    one, other = over_null.socket(), over_null.socket()
+    near, far = over_null.connect(one, other)
+    null.fault("status=12:write")
     near.send(plain(b"lost"))
-    until(near.flush, "the failure")
-    assert isinstance(end_of(near), Broken)
-    fake.driver.down = False
+    error = end_of(near)
+    assert isinstance(error, Broken) and "does not answer" in str(error)
     far.close()
     with pytest.raises(Declined) as declined:
-        fake.connect(one, other)
+        over_null.connect(one, other)
     assert declined.value.reason == "unreachable"
 
 
 @pytest.mark.parametrize("phase", ["announced", "reading", "read"])
-def test_memory_comes_back_whenever_a_peer_dies(fake: World, phase: str) -> None:
-    driver = fake.driver
-    assert isinstance(driver, FakeDriver)
-    with meet(fake) as ends:
-        regions = len(driver.regions)
+def test_memory_comes_back_whenever_a_peer_ends(null: NullProvider, over_null: World, phase: str) -> None:
+    with meet(over_null) as ends:
         data, released = bytearray(8 << 20), []
         if phase == "reading":
-            driver.held_reads = []
+            null.fault("late=1000000:read")
         ends.connecting.send(plain(data), hold=True, released=released.append)
         if phase != "announced":
-            with ends.accepting._lock:
-                ends.accepting._port.progress()
+            ends.accepting.receive()
         ends.accepting.close()
-        until(lambda: released, "the memory")
-        assert len(driver.regions) <= regions + 2  # slabs for what was READ
+        until(lambda: released or (end_of(ends.connecting) and ends.connecting.close() == 0), "the memory")
+        assert len(released) == 1
         data.append(1)
-        if driver.held_reads:
-            driver.resume()
 
 
 def test_use_after_fork_is_refused_and_the_parent_goes_on(made: World) -> None:

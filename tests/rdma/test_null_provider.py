@@ -26,10 +26,11 @@ from tests.rdma import null_provider
 from tests.rdma.ends import World, devices, meet, world
 from tests.rdma.in_vm.test_killed import PHASES, one_kill
 from tests.rdma.null_provider import BUILT, SHARED, SOURCES, Missing, NullProvider
+from tests.rdma.raw_verbs import RECEIVE, RECEIVES, Done, RawPair
 from transfer.transports.errors import RegistrationError
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.probe import probe
-from transfer.transports.rdma.driver import Completion, load
+from transfer.transports.rdma.driver import load
 from transfer.transports.testing.ends import plain, receive
 
 HEADER = Path("/usr/include/infiniband/verbs.h")
@@ -152,35 +153,29 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Ends:
-    """Two queue pairs of one device, through the binding of the core."""
+    """Two queue pairs of one device, driven by hand."""
 
     def __init__(self) -> None:
-        from transfer.transports.core.native import verbs
-
-        self.device = verbs.VerbsDevice("null0")
-        self.queues = [verbs.VerbsQueue(self.device, 64, Completion) for _ in range(2)]
-        self.shared = [verbs.VerbsSharedQueue(self.device, 16) for _ in range(2)]
-        self.pairs = [
-            verbs.VerbsPair(self.device, queue, shared, 16)
-            for queue, shared in zip(self.queues, self.shared, strict=True)
-        ]
-        self.memory = bytearray(1 << 16)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        self.region = verbs.VerbsRegion(self.device, address, len(self.memory), 7)
-        gid = self.device.gid(1, 1)
+        self.pairs = [RawPair("null0", 1 << 16) for _ in range(2)]
+        gid = bytes(10) + b"\xff\xff\x7f\0\0\1"
         for pair, peer in zip(self.pairs, reversed(self.pairs), strict=True):
-            pair.connect(peer.number, gid, 0, 7, 4096, 16, 10, 6, 1, 1, 7)
+            pair.connect(peer.number, gid, peer.rkey, psn=7, our_psn=7, gid_index=1)
+        self.memory = self.pairs[1].memory
 
-    def send(self, length: int = 64) -> None:
-        self.pairs[0].send(1, self.region.address, length, self.region.lkey, True)
+    def send(self) -> None:
+        self.pairs[0].send(64, 1)
 
     def read(self) -> None:
-        region = self.region
-        self.pairs[0].read(2, region.address, 64, region.lkey, region.address + 4096, region.rkey)
+        peer = self.pairs[1]
+        self.pairs[0].read(peer.address + 4096, peer.rkey, 64, 2)
+
+    def statuses(self) -> list[int]:
+        """Of what completed at the first."""
+        return [one.status for one in self.pairs[0].poll() if one.wr_id != RECEIVE]
 
     def close(self) -> None:
-        for one in (*self.pairs, *self.shared, *self.queues, self.region, self.device):
-            one.close()
+        for pair in self.pairs:
+            pair.close()
 
 
 @pytest.fixture
@@ -190,9 +185,29 @@ def ends(null: NullProvider) -> Iterator[Ends]:
     made.close()
 
 
+class Channels:
+    """A device with two channels of the core, connected to each other."""
+
+    def __init__(self) -> None:
+        from transfer.transports.core.native.ring_channel import RingChannel
+        from transfer.transports.core.native.verbs import VerbsDevice, VerbsRegion
+
+        self.device = VerbsDevice("null0")
+        self.channels = [RingChannel(self.device, 1 << 16) for _ in range(2)]
+        memory = bytearray(4096)
+        self.region = VerbsRegion(self.device, ctypes.addressof(ctypes.c_char.from_buffer(memory)), 4096, 1)
+        gid = self.device.gid(1, 1)
+        for one, peer in zip(self.channels, reversed(self.channels), strict=True):
+            one.connect(peer.address, peer.rkey, peer.size, peer.number, gid, 0, 7, 4096, 4, 14, 6, 1, 1, 7)
+
+    def close(self) -> None:
+        for one in (*self.channels, self.region, self.device):
+            one.close()
+
+
 def test_what_is_not_closed_is_closed_when_it_is_collected(null: NullProvider) -> None:
-    """In the right order: pairs before queues and regions, and the device last."""
-    made = Ends()
+    """In the right order: channels and regions before the device."""
+    made = Channels()
     made.itself = made  # type: ignore[attr-defined]  # only the collector finds it
     assert null.left()
     del made
@@ -200,41 +215,59 @@ def test_what_is_not_closed_is_closed_when_it_is_collected(null: NullProvider) -
     assert not null.left()
 
 
-def test_a_device_is_closed_last(ends: Ends) -> None:
+def test_a_device_is_closed_last(null: NullProvider) -> None:
+    made = Channels()
     with pytest.raises(OSError, match="closing the device") as caught:
-        ends.device.close()
+        made.device.close()
     assert caught.value.errno == errno.EBUSY
-    with pytest.raises(OSError, match="closing the completion queue") as caught:
-        ends.queues[0].close()
-    assert caught.value.errno == errno.EBUSY
-    ends.read()
-    assert ends.queues[0].poll(8), "and all goes on"
+    assert made.device.gid(1, 1), "and all goes on"
+    made.close()
+    with pytest.raises(OSError, match="closed"):
+        made.channels[0].connect(*[0] * 4, bytes(16), *[0] * 9)
+    assert not null.left()
 
 
-def test_a_forked_child_leaves_its_parent_s_objects(ends: Ends) -> None:
+def test_a_forked_child_leaves_its_parent_s_objects(null: NullProvider) -> None:
+    made = Channels()
     child = os.fork()
     if not child:
         try:
-            ends.close()  # nothing, and nothing is raised
-            ends.device.gid(1, 1)
+            made.close()  # nothing, and nothing is raised
+            made.device.gid(1, 1)
         except OSError as error:
             os._exit(error.errno or 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.ENODEV
-    ends.memory[4096:4100] = b"read"
-    ends.read()
-    assert ends.queues[0].poll(8) == [Completion(2, 0, 64, ends.pairs[0].number)]
+    assert made.device.gid(1, 1)
+    made.close()
+    assert not null.left()
 
 
-def test_the_binding_reads_and_sends(ends: Ends) -> None:
+@pytest.mark.parametrize("fault", ["register=12", "pair=12"])
+def test_a_channel_that_cannot_be_made_leaves_nothing(null: NullProvider, fault: str) -> None:
+    from transfer.transports.core.native.ring_channel import RingChannel
+    from transfer.transports.core.native.verbs import VerbsDevice
+
+    device = VerbsDevice("null0")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    null.fault(fault, 0, 3)  # a queue pair is asked for with less inline data, too
+    with pytest.raises(OSError, match=r"registering|queue pair"):
+        RingChannel(device, 1 << 16)
+    null.fault("clear")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    device.close()
+    assert not null.left()
+
+
+def test_it_reads_writes_and_sends(ends: Ends) -> None:
     ends.memory[4096:4100] = b"read"
     ends.read()
-    assert ends.queues[0].poll(8) == [Completion(2, 0, 64, ends.pairs[0].number)]
-    assert ends.memory[:4] == b"read"
-    ends.shared[1].post(9, ends.region.address + 8192, 100, ends.region.lkey)
-    ends.send(4)
-    assert ends.queues[1].poll(8) == [Completion(9, 0, 4, ends.pairs[1].number)]
-    assert ends.memory[8192:8196] == b"read"
+    assert ends.pairs[0].poll() == [Done(2, 0, 2, 0)]
+    assert ends.pairs[0].memory[:4] == b"read"
+    ends.pairs[0].write(ends.pairs[1].address + 100, b"written", 77, which=3)
+    assert ends.pairs[1].poll() == [Done(RECEIVE, 0, 129, 77)]
+    assert ends.memory[100:107] == b"written"
+    assert ends.pairs[0].poll() == [Done(3, 0, 1, 0)]
 
 
 def test_a_lost_completion_and_a_late_one(ends: Ends, null: NullProvider) -> None:
@@ -242,29 +275,32 @@ def test_a_lost_completion_and_a_late_one(ends: Ends, null: NullProvider) -> Non
     null.fault("late=3:read", 1)
     for _ in range(3):
         ends.read()
-    assert [len(ends.queues[0].poll(8)) for _ in range(4)] == [1, 0, 0, 1]
+    assert [len(ends.statuses()) for _ in range(4)] == [1, 0, 0, 1]
 
 
 def test_a_chosen_status_ends_the_pair(ends: Ends, null: NullProvider) -> None:
     null.fault("status=9")
     ends.read()
     ends.read()
-    assert [one.status for one in ends.queues[0].poll(8)] == [9, 5]
+    assert ends.statuses() == [9, 5]
 
 
 def test_nobody_has_to_poll_for_a_timeout(ends: Ends) -> None:
     """A sender without a receive buffer: its descriptor wakes it in time, and it costs nothing until then."""
-    queue = ends.queues[0]
-    queue.arm()
-    ends.send()
+    pair = ends.pairs[0]
+    for _ in range(RECEIVES + 1):
+        pair.write(ends.pairs[1].address, b"", 1)
+    while pair.poll():
+        pass
+    pair.arm()
     poller = select.poll()
-    poller.register(queue.fd, select.POLLIN)
+    poller.register(pair.channel.fd, select.POLLIN)
     used, begun = time.process_time(), time.monotonic()
-    while not (found := queue.poll(8)):
+    while not (found := ends.statuses()):
         assert poller.poll(5000)
-    assert found[0].status == 13
+    assert found[0] == 13
+    pair.take_event()
     assert 0.4 < time.monotonic() - begun < 3 and time.process_time() - used < 0.1
-    assert queue.take_event()
 
 
 def test_it_counts_what_happens(null: NullProvider) -> None:
@@ -298,7 +334,7 @@ def test_little_memory_to_lock(over_null: World, null: NullProvider) -> None:
 
 
 def test_no_queue_pair_is_left(over_null: World, null: NullProvider) -> None:
-    null.fault(f"pair={errno.ENOMEM}")
+    null.fault(f"pair={errno.ENOMEM}", 0, 3)  # asked for with less inline data, too
     with pytest.raises(Declined, match="ENOMEM"):
         over_null.connect(over_null.socket(), over_null.socket())
     over_null.connect(over_null.socket(), over_null.socket())
@@ -306,14 +342,13 @@ def test_no_queue_pair_is_left(over_null: World, null: NullProvider) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_peer_is_killed(phase: str, null: NullProvider) -> None:
-    with world(None) as made:
+    with world() as made:
         hub = made.socket()
         near, there = made.connect(made.socket(), hub)
         prepare = null_provider.Entrance(null_provider.environment(null.name))
         one_kill(made, hub, phase, random.Random(3), prepare)
         near.send(plain(b"others go on"))
         assert receive(there)[0].bytes == b"others go on"
-        assert there._port.reserved == 1
 
 
 PROGRAM = """
@@ -349,7 +384,7 @@ def run(null: NullProvider, code: str, **variables: str) -> str:
 
 def test_a_fault_and_no_copies_from_the_environment(null: NullProvider) -> None:
     code = "ends = Ends(); ends.memory[4096] = 9; ends.read(); "
-    code += "ends.read(); print([one.status for one in ends.queues[0].poll(8)], ends.memory[0]); ends.close()"
+    code += "ends.read(); print(ends.statuses(), ends.pairs[0].memory[0]); ends.close()"
     said = run(null, code, NULL_VERBS_COPY="0", NULL_VERBS_FAULT="lose:send;status=10:read,1,1")
     assert said == "[0, 10] 0"
 

@@ -11,23 +11,14 @@ import pytest
 
 import transfer
 from tests.rdma.ends import devices
-from tests.rdma.fake_driver import ROUTE, FakeDriver
-from transfer.transports import probe
-from transfer.transports.rdma import domain
 
 
-@pytest.fixture(params=["fake", "null", "real"])
-def context(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(params=["null", "real"])
+def context(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "real" and not devices():
         pytest.skip("no RDMA device here: `make test-rdma` brings one")
     if request.param == "null":
         request.getfixturevalue("null")
-    if request.param == "fake":
-        driver = FakeDriver()
-        seen = probe.probe
-        monkeypatch.setattr(domain, "choose_route", lambda: ROUTE)
-        monkeypatch.setattr(domain.Domains.__init__, "__defaults__", (lambda: driver,))
-        monkeypatch.setattr(probe, "probe", lambda name: probe.Probe(True) if name == "rdma" else seen(name))
     with transfer.Context(protocol="rdma", policy="require") as made:
         made._kept = []
         yield made

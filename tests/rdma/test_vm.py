@@ -51,18 +51,6 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(vm.TIMEOUT + 60)
-def test_streams_by_pyverbs() -> None:
-    """The other driver: the same tests."""
-    if not vm.has_pyverbs():
-        pytest.skip("no pyverbs for this Python")
-    ran = vm.run(
-        "export TRANSFER_VERBS_DRIVER=pyverbs; " + vm.pytest_command(vm.STREAMS), tools=tools_or_skip()
-    )
-    assert ran.status == 0 and ran.counts["tests"] > 100, ran.output[-8000:] + ran.console[-3000:]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1900)
 def test_more_suites_on_real_verbs() -> None:
     ran = vm.run(vm.pytest_command(vm.MORE), tools=tools_or_skip(), timeout=1800)

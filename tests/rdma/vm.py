@@ -57,7 +57,7 @@ _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 _PACKED = (
     *("pytest", "pytest-*", "_pytest", "pytest_timeout*", "pytest_asyncio*", "pluggy*", "iniconfig*"),
     *("packaging*", "pygments", "psutil", "numpy", "numpy.libs", "ml_dtypes", "prometheus_client"),
-    *("lz4", "typing_extensions.py", "py.py"),
+    *("lz4", "typing_extensions.py", "py.py", "cffi", "_cffi_backend*", "pycparser"),
 )
 _LEFT_OUT = {
     *("test", "tests", "idlelib", "tkinter", "lib2to3"),
@@ -185,7 +185,7 @@ def find_kernel(boot: Path = Path("/boot"), modules: Path = Path("/lib/modules")
 
 
 def has_pyverbs() -> bool:
-    """Whether the system's pyverbs is for this Python: then the other driver is tested, too."""
+    """Whether the system's pyverbs is for this Python: then a peer by pyverbs is tested, too."""
     tag = sysconfig.get_config_var("SOABI") or ""
     return any(_PYVERBS.glob(f"device.{tag.rsplit('-linux', 1)[0]}*.so"))
 

@@ -280,7 +280,7 @@ def test_what_two_lost_connections_left_comes_in_their_order(core):
             for number in itertools.islice(numbers, 3):
                 near.send(_NUMBER.pack(number))
             assert eventually(
-                lambda: [unread(peer.fd) for peer in far._links.state.peers.values()] == [3 * whole]
+                lambda: [unread(peer) for peer in far._links.state.peers.values()] == [3 * whole]
             )
 
         def cut():
@@ -324,7 +324,7 @@ def test_what_is_left_comes_first_also_if_another_thread_finds_the_end(core, sen
 
         for number in range(5):
             near.send(_NUMBER.pack(number))
-        assert eventually(lambda: unread(earlier.peer.fd) == 5 * (HEADER_SIZE + _NUMBER.size))
+        assert eventually(lambda: unread(earlier.peer) == 5 * (HEADER_SIZE + _NUMBER.size))
         links.loss._rescue = slow
         finder = Thread(lambda: links.loss.lost(earlier, Broken("found by a send")))
         assert begun.wait(10)

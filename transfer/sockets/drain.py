@@ -10,10 +10,13 @@ import socket as sockets
 import termios
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transfer.transports.base import Stream
 from transfer.transports.errors import Broken
+
+if TYPE_CHECKING:
+    from transfer.sockets.peer import Peer
 
 #: seconds between two checks of kernel queues, which cannot be waited for
 _LOOK = 0.002
@@ -22,9 +25,9 @@ _UNACKNOWLEDGED = termios.TIOCOUTQ
 _UNREAD = termios.FIONREAD
 
 
-def unread(fd: int) -> int:
-    """Bytes that wait in the kernel to be read; 0 if the kernel does not report them."""
-    return _ask(fd, _UNREAD)
+def unread(peer: Peer) -> int:
+    """Bytes that have arrived and wait to be read; 0 where that is not known."""
+    return _ask(peer.fd, _UNREAD) if peer.foreign else int(peer.stream.unread)
 
 
 def has_ended(fd: int) -> bool:
@@ -73,7 +76,7 @@ def _wait_for_room(streams: list[Any], seconds: float) -> None:
     poll = select.poll()
     for stream in streams:
         fd = getattr(stream, "fd", -1)
-        if fd < 0 or isinstance(stream, Stream):
+        if fd < 0 or isinstance(stream, Stream) or stream.by_rdma:
             # Its reader decides when there is room. `fd` is only its control connection, which has some.
             seconds = min(seconds, _LOOK)
         else:

@@ -89,6 +89,7 @@ class Peer:
         "stream",
         "trackers",
         "unsubscribed",
+        "watched",
     )
 
     def __init__(self, stream: Any, source: Endpoint, socket_type: SocketType) -> None:
@@ -114,6 +115,8 @@ class Peer:
         self.heartbeat = 0
         #: the descriptor that the reactor watches, kept since the stream forgets it when it closes
         self.fd = -1
+        #: the descriptor that the reactor reads, if not `fd`
+        self.watched = -1
         #: the stream is not the core's; then `fd` is its control connection, or -1
         self.foreign = False
         #: (number of the message in the stream, its tracker), in order
@@ -198,7 +201,7 @@ class Peer:
             self.address,
             choice.transport if choice else "",
             choice.reason if choice else "not connected yet",
-            getattr(stream, "device", ""),
+            getattr(stream, "device", "") or getattr(getattr(stream, "carrier", None), "device", ""),
             agreement.remote.routing_id if agreement else b"",
             self.socket_type,
             stream.sent,

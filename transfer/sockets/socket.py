@@ -613,7 +613,7 @@ class Socket(Base):
             return Capabilities()
         return Capabilities(
             device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
-            registers_memory=all(getattr(s, "registers_device_memory", False) for s in streams),
+            registers_memory=all(s.registers_device_memory for s in streams),
         )
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:

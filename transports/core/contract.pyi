@@ -262,8 +262,11 @@ class Stream:
     ) -> None: ...
     peer: Any  # the owner's; the core does not use it
     carrier: Carrier | None  # set by the owner before a large payload is sent; closed by the stream
-    fd: int
-    def fileno(self) -> int: ...
+    fd: int  # of the connection
+    def fileno(self) -> int: ...  # readable when there may be something to receive; by rdma not `fd`
+    by_rdma: bool  # the bytes go by RDMA; the connection only tells the peer's end
+    registers_device_memory: bool  # payloads may lie in memory that the CPU cannot read
+    unread: int  # bytes that have arrived and were not read
     def open(self, fd: int, channel: TlsChannel | None = None) -> None: ...  # for a stream made with fd -1
     # -- counters, plain integers
     sent: int  # messages accepted by send

@@ -108,7 +108,6 @@ class Control(IntEnum):
     GOODBYE = 8
     ATTACH = 9
     UPGRADE = 10
-    RDMA = 11  # credits and the like of the rdma transport, see rdma/control_messages.py
     PROOF = 12  # of the token, see handshake/proving.py
     POSITION = 13
     RESUBSCRIBE = 14

@@ -26,7 +26,7 @@ FLUSHED, ACCESS_REFUSED, NO_ANSWER, NOT_READY = 5, 10, 12, 13
 _MEANING = {
     ACCESS_REFUSED: "the peer's device refused to let its memory be read",
     NO_ANSWER: "the peer's device does not answer",
-    NOT_READY: "the peer has no receive buffer posted",
+    NOT_READY: "the peer has no receive posted",
 }
 
 
@@ -148,20 +148,6 @@ def device_failed(number: int, device: str, what: str) -> TransferError:
             "no_device", text, hint="is the module loaded, and the device there? (ibv_devices)"
         )
     return DeviceError("device", text, hint="see the kernel's log (dmesg)", errno=number or None)
-
-
-def import_failed(error: ImportError) -> DeviceError:
-    """The error if pyverbs, or a library that it needs, is missing; it names which."""
-    text = str(error)
-    if "cannot open shared object" in text:
-        return DeviceError(
-            "library", f"pyverbs misses a library: {text}", hint="install rdma-core (libibverbs1)"
-        )
-    if "version `" in text or "undefined symbol" in text:
-        hint = "pyverbs must be of the release of rdma-core: install the distribution's python3-pyverbs"
-        return DeviceError("version", f"pyverbs does not fit the libibverbs here: {text}", hint=hint)
-    hint = "install python3-pyverbs and link its folder into this environment's site-packages"
-    return DeviceError("no_pyverbs", f"pyverbs cannot be imported: {text}", hint=hint)
 
 
 def completion_failed(status: int, peer: str, doing: str) -> Broken:

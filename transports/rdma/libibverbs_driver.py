@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from transfer.transports.errors import Broken, DeviceError
+from transfer.transports.errors import DeviceError
 from transfer.transports.rdma import failures
 from transfer.transports.rdma.driver import (
-    Completion,
-    CompletionQueue,
-    Destination,
     DeviceEvent,
     DeviceEventKind,
     DeviceHandle,
@@ -20,12 +17,11 @@ from transfer.transports.rdma.driver import (
     Driver,
     MemoryRegion,
     PortState,
-    QueuePair,
-    SharedReceiveQueue,
 )
 
 if TYPE_CHECKING:
     import transfer.transports.core.native.verbs as verbs
+    from transfer.transports.core.native.ring_channel import RingChannel
 
 #: of enum ibv_access_flags
 _LOCAL_WRITE, _REMOTE_READ = 1, 4
@@ -91,12 +87,11 @@ class _Device(DeviceHandle):
         with _mapped(name, "opening the device"):
             self.handle: verbs.VerbsDevice = binding.VerbsDevice(name)
             self.event_fd = self.handle.async_fd
-            pairs, completions, requests, shared, regions, target, initiator = self.handle.limits()
+            pairs, completions, requests, regions, target, initiator = self.handle.limits()
         self.limits = DeviceLimits(
             queue_pairs=pairs,
             completions=completions,
             requests=requests,
-            shared_requests=shared,
             regions=regions,
             reads=min(target, initiator, _READS),
         )
@@ -118,18 +113,15 @@ class _Device(DeviceHandle):
     ) -> MemoryRegion:
         return _Region(self, offset, length, local_write, remote_read, fd)
 
-    def completion_queue(self, depth: int) -> CompletionQueue:
-        with _mapped(self.name, f"making a completion queue of {depth}"):
-            return _Queue(self._binding.VerbsQueue(self.handle, depth, Completion))
+    def channel(self, size: int) -> RingChannel:
+        from transfer.transports.core.native.ring_channel import RingChannel
 
-    def shared_receive_queue(self, depth: int) -> SharedReceiveQueue:
-        with _mapped(self.name, f"making a shared receive queue of {depth}"):
-            return _Shared(self._binding.VerbsSharedQueue(self.handle, depth))
-
-    def queue_pair(self, queue: CompletionQueue, shared: SharedReceiveQueue, depth: int) -> QueuePair:
-        assert isinstance(queue, _Queue) and isinstance(shared, _Shared)
         with _mapped(self.name, "making a queue pair"):
-            return _Pair(self.name, self._binding.VerbsPair(self.handle, queue.handle, shared.handle, depth))
+            return RingChannel(self.handle, size)
+
+    def connect(self, channel: RingChannel, *destination: Any) -> None:
+        with _mapped(self.name, "connecting a queue pair"):
+            channel.connect(*destination)
 
     def take_event(self) -> DeviceEvent | None:
         with _mapped(self.name, "asking for events"):
@@ -174,84 +166,3 @@ class _Region(MemoryRegion):
             self._region.close()
             self._device._pinned -= self.length
             self._device._regions -= 1
-
-
-class _Queue(CompletionQueue):
-    def __init__(self, handle: verbs.VerbsQueue) -> None:
-        self.handle = handle
-        self.fd = handle.fd
-
-    def poll(self, limit: int) -> list[Completion]:
-        try:
-            found: list[Completion] = self.handle.poll(limit)
-        except OSError as error:
-            raise Broken("the completion queue failed") from error
-        return found
-
-    def arm(self) -> None:
-        try:
-            self.handle.arm()
-        except OSError as error:
-            raise Broken("the completion queue cannot be armed") from error
-
-    def take_event(self) -> bool:
-        return bool(self.handle.take_event())
-
-    def close(self) -> None:
-        self.fd = -1
-        self.handle.close()
-
-
-class _Shared(SharedReceiveQueue):
-    def __init__(self, handle: verbs.VerbsSharedQueue) -> None:
-        self.handle = handle
-
-    def prepare(self, wr_id: int, address: int, length: int, lkey: int) -> Any:
-        return wr_id, address, length, lkey
-
-    def post(self, prepared: Any) -> None:
-        try:
-            self.handle.post(*prepared)
-        except OSError as error:
-            raise Broken("a receive buffer could not be posted") from error
-
-    def close(self) -> None:
-        self.handle.close()
-
-
-class _Pair(QueuePair):
-    def __init__(self, device: str, handle: verbs.VerbsPair) -> None:
-        self._device = device
-        self._handle = handle
-        self.number = handle.number
-
-    def connect(self, destination: Destination, *, port: int, gid_index: int, psn: int) -> None:
-        to = destination
-        gid = ipaddress.IPv6Address(to.gid).packed
-        with _mapped(self._device, "connecting a queue pair"):
-            self._handle.connect(
-                *(to.number, gid, to.lid, to.psn, to.mtu, to.reads, to.timeout, to.retries),
-                *(port, gid_index, psn),
-            )
-
-    def send(self, wr_id: int, address: int, length: int, lkey: int, signaled: bool) -> None:
-        try:
-            self._handle.send(wr_id, address, length, lkey, signaled)
-        except OSError as error:
-            raise _no_request(error) from error
-
-    def read(self, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int) -> None:
-        try:
-            self._handle.read(wr_id, address, length, lkey, remote, rkey)
-        except OSError as error:
-            raise _no_request(error) from error
-
-    def fail(self) -> None:
-        self._handle.fail()
-
-    def close(self) -> None:
-        self._handle.close()
-
-
-def _no_request(error: OSError) -> Broken:
-    return Broken(f"the queue pair takes no request any more ({error.strerror})")

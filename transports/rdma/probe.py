@@ -1,6 +1,6 @@
 """Whether this process can use RDMA, and the details for `transfer doctor`.
 
-It checks /sys first: without a device there, pyverbs is not even imported.
+It checks /sys first: without a device there, libibverbs is not even loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Upgrades a TCP connection to a queue pair: both ends exchange the addresses of theirs."""
+"""Upgrades a TCP connection to a queue pair: both ends exchange the addresses of theirs, and of the rings
+that they lend each other."""
 
 from __future__ import annotations
 
@@ -7,28 +8,32 @@ import secrets
 import time
 from typing import Any
 
+from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import ProtocolError
 from transfer.transports.handshake.upgrade import Declined, Made, Upgrade, number_of, text_of
-from transfer.transports.rdma.domain import Domains
-from transfer.transports.rdma.driver import Destination, QueuePair
-from transfer.transports.rdma.eager import BUFFER
-from transfer.transports.rdma.port import GRANT, Ports, RdmaPort
-from transfer.transports.rdma.stream import VerbsStream
+from transfer.transports.rdma.carrier import RdmaCarrier
+from transfer.transports.rdma.domain import Domain, Domains
+from transfer.transports.rdma.given_up import GivenUp
 
 _DOMAINS = "rdma.domains"
-_PORTS = "rdma.ports"
-_MAX_CONTROL = 64 * 1024
+_GIVEN_UP = "rdma.given_up"
+#: bytes of the ring that a peer writes to. Larger ones are not faster, and the peer has the same memory again
+RING = 256 * 1024
+_SMALLEST_RING, _LARGEST_RING = 16 * 1024, 16 << 20
+#: a packet that is not answered is sent again after 4.096 µs × 2^14 = 67 ms, 6 times
+_TIMEOUT, _RETRIES = 14, 6
+#: sockets that only send: their streams are read in the reactor
+_READ_BY_REACTOR = (SocketType.PUSH, SocketType.PUB)
 #: seconds for which TCP is used with a host after rdma has failed for good
 _REMEMBERED = 60.0
 
 
 class VerbsUpgrade(Upgrade):
-    """OFFER and ACCEPT have the same fields: number, gid, lid, psn, mtu, reads, buffers."""
+    """OFFER and ACCEPT have the same fields: number, gid, lid, psn, mtu, reads; address, rkey, ring."""
 
-    _port: RdmaPort | None = None
-    _pair: QueuePair | None = None
+    _domain: Domain | None = None
+    _channel: Any = None
     _psn = 0
-    _granted = 0
 
     def offer(self) -> dict[str, Any]:
         return self._begin()
@@ -42,99 +47,82 @@ class VerbsUpgrade(Upgrade):
         self._connect(answer)
 
     def made(self, fd: int, channel: Any = None) -> Made:
-        assert self._port is not None and self._pair is not None
-        pair, self._pair = self._pair, None
-        around = self.around
-        control = around.core.Stream(
-            fd,
-            around.socket_type,
-            around.flusher,
-            around.pool,
-            max_message=_MAX_CONTROL,
-            channel=channel,
-        )
+        """channel: TLS of the handshake, which ends here: the connection tells the peer's end, no more."""
+        assert self._domain is not None
+        ring, self._channel = self._channel, None
         host = self.agreement.remote.host_id
-        given_up = self._ports().given_up
-        stream = VerbsStream(
-            self._port,
-            pair,
-            control,
-            reactor=around.reactor,
-            socket_type=around.socket_type,
-            granted=self._granted,
-            max_message=around.max_message,
+        given_up = self._given_up()
+        around = self.around
+        carrier = RdmaCarrier(
+            self._domain,
+            "the peer",
             give_up=lambda why: given_up.update({host: why}),
+            reactor=None if around.socket_type in _READ_BY_REACTOR else around.reactor,
         )
-        stream.send_high_water = around.send_high_water
-        stream.send_high_water_bytes = around.send_high_water_bytes
-        stream.credits = around.credits
-        stream.checksum = around.checksum
-        return Made(fd, stream)
+        return Made(fd, carrier=carrier, channel=ring)
 
     def close(self) -> None:
-        pair, self._pair = self._pair, None
-        if pair is not None and self._port is not None:
-            with self._port.lock:
-                pair.close()
-                self._port.reserved -= 1
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     # ------------------------------------------------------------------------------------------
 
     def _begin(self) -> dict[str, Any]:
-        """Makes a queue pair, and returns its address for the peer."""
-        ports = self._ports()
-        before = ports.given_up.get(self.agreement.remote.host_id)
+        """Makes a queue pair and a ring, and returns their addresses for the peer."""
+        before = self._given_up().get(self.agreement.remote.host_id)
         if before is not None and time.monotonic() - before.when < _REMEMBERED:
             raise Declined(before.reason, f"it failed a moment ago: {before.text}", hint=before.hint)
-        self._port = ports.with_room()
-        self._port.domain.watch(self.around.reactor)
-        with self._port.lock:
-            self._pair = self._port.queue_pair()
+        domain = self._domain = domains_in(self.around.shared, self.around.core.copy_into).get()
+        domain.watch(self.around.reactor)
+        self._channel = domain.device.channel(RING)
         self._psn = secrets.randbelow(1 << 24)
-        route = self._port.domain.route
+        route = domain.route
         return {
-            "number": self._pair.number,
+            "number": self._channel.number,
             "gid": route.gid,
             "lid": route.lid,
             "psn": self._psn,
             "mtu": route.mtu,
-            "reads": self._port.domain.device.limits.reads,
-            "buffers": GRANT,
-            "buffer": BUFFER,
+            "reads": domain.device.limits.reads,
+            "address": self._channel.address,
+            "rkey": self._channel.rkey,
+            "ring": RING,
         }
 
     def _connect(self, offer: dict[str, Any]) -> None:
         """Raises ProtocolError for invalid fields, DeviceError when the device refuses."""
-        assert self._port is not None and self._pair is not None
-        route = self._port.domain.route
+        assert self._domain is not None
+        route = self._domain.route
         mtu = min(number_of(offer, "mtu", 4096), route.mtu)
         if mtu not in (256, 512, 1024, 2048, 4096):
             raise ProtocolError("upgrade", f"packets of {mtu} bytes")
-        if number_of(offer, "buffer", 1 << 24) != BUFFER:
-            raise Declined(
-                "buffer", f"the peer has eager buffers of {offer['buffer']} bytes, this side of {BUFFER}"
-            )
-        self._granted = number_of(offer, "buffers", 1 << 16)
-        if not self._granted:
-            raise ProtocolError("upgrade", "no eager buffers")
-        destination = Destination(
-            number=number_of(offer, "number", (1 << 24) - 1),
-            gid=_gid_of(offer),
-            lid=number_of(offer, "lid", (1 << 16) - 1),
-            psn=number_of(offer, "psn", (1 << 24) - 1),
-            mtu=mtu,
-            reads=max(1, min(number_of(offer, "reads", 255), self._port.domain.device.limits.reads)),
+        ring = number_of(offer, "ring", _LARGEST_RING)
+        if ring < _SMALLEST_RING or ring & (ring - 1):
+            raise ProtocolError("upgrade", f"a ring of {ring} bytes")
+        reads = max(1, min(number_of(offer, "reads", 255), self._domain.device.limits.reads))
+        self._domain.device.connect(
+            self._channel,
+            *(number_of(offer, "address", (1 << 64) - 1), number_of(offer, "rkey", (1 << 32) - 1), ring),
+            *(number_of(offer, "number", (1 << 24) - 1), _gid_of(offer)),
+            *(number_of(offer, "lid", (1 << 16) - 1), number_of(offer, "psn", (1 << 24) - 1)),
+            *(mtu, reads, _TIMEOUT, _RETRIES, route.port, route.gid_index, self._psn),
         )
-        with self._port.lock:
-            self._pair.connect(destination, port=route.port, gid_index=route.gid_index, psn=self._psn)
 
-    def _ports(self) -> Ports:
-        around = self.around
-        ports = around.own.get(_PORTS)
-        if ports is None:
-            ports = around.own[_PORTS] = Ports(domains_in(around.shared, around.core.copy_into))
-        assert isinstance(ports, Ports)
-        return ports
+    def _given_up(self) -> dict[str, GivenUp]:
+        """By host, for the sockets of one context."""
+        found = self.around.shared.get(_GIVEN_UP)
+        if found is None:
+            found = self.around.shared[_GIVEN_UP] = Remembered()
+        assert isinstance(found, dict)
+        return found
+
+
+class Remembered(dict[str, GivenUp]):
+    """Hosts with which rdma fails for now, so that a connection is not made again and again."""
+
+    def close(self) -> None:
+        """As all that a context's sockets share."""
 
 
 def domains_in(shared: dict[str, Any], copy_into: Any) -> Domains:
@@ -146,8 +134,8 @@ def domains_in(shared: dict[str, Any], copy_into: Any) -> Domains:
     return domains
 
 
-def _gid_of(offer: dict[str, Any]) -> str:
+def _gid_of(offer: dict[str, Any]) -> bytes:
     try:
-        return ipaddress.IPv6Address(text_of(offer, "gid", 64)).exploded
+        return ipaddress.IPv6Address(text_of(offer, "gid", 64)).packed
     except ValueError as error:
         raise ProtocolError("upgrade", "the GID is no address") from error

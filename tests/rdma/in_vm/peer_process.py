@@ -40,7 +40,7 @@ def upgrade_over(connection: socket.socket, made: World, around: Surroundings, c
         raise
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setblocking(False)
-    return made.adopt(upgrade.made(connection.detach()))
+    return made.adopt(upgrade, connection)
 
 
 class PeerProcess:
@@ -83,7 +83,7 @@ def main(address: tuple[str, int], link: Any, do: str, size: int, prepare: Calla
     """send: announces one message and waits. receive: reads whatever comes. idle: nothing."""
     if prepare is not None:
         prepare()
-    made = World(None)
+    made = World()
     stream = upgrade_over(socket.create_connection(address), made, made.socket(), True)
     if do == "send":
         stream.send(plain(bytes(size)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import shlex
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.rdma.ends import devices
-from tests.rdma.vm import has_pyverbs
 from transfer.transports.core import native
 from transfer.transports.errors import DeviceError
 from transfer.transports.rdma import device_selection
@@ -133,13 +131,6 @@ def test_no_permission_for_the_device() -> None:
     check_both_ways(said, "permission", "EACCES")
 
 
-def test_no_pyverbs() -> None:
-    code = "import os, sys\nos.environ['TRANSFER_VERBS_DRIVER'] = 'pyverbs'\nsys.modules['pyverbs'] = None\n"
-    said = run(code + WAYS, plain=False, limit=1 << 30)
-    check_both_ways(said, "no_pyverbs", "pyverbs cannot be imported")
-    assert "python3-pyverbs" in said
-
-
 def test_no_libibverbs() -> None:
     """Hidden from one process."""
     libraries = [path for path in Path("/usr/lib").glob("*-linux-gnu/libibverbs.so.1") if path.exists()]
@@ -190,46 +181,15 @@ def test_a_read_only_file_and_what_is_not_mapped_are_told_apart(tmp_path) -> Non
     device.close()
 
 
-@pytest.mark.skipif(not has_pyverbs(), reason="no pyverbs for this Python")
-def test_importing_pyverbs_leaves_logging_alone() -> None:
-    said = run(
-        """
-        import logging
-        os.environ["TRANSFER_VERBS_DRIVER"] = "pyverbs"
-        from transfer.transports.rdma.driver import load
-        print(load().devices(), logging.root.handlers, logging.root.level)
-        """,
-        plain=False,
-        limit=1 << 30,
-    )
-    assert said == "['rxe0'] [] 30"
-
-
 def test_the_chosen_gid_is_the_one_with_an_address() -> None:
     route = device_selection.choose_route({})
     assert (route.device, route.port, route.gid_index) == ("rxe0", 1, 1)
     assert device_selection.choose_route({"MC_GID_INDEX": "0"}).gid_index == 0
 
 
-@pytest.mark.skipif(not has_pyverbs(), reason="no pyverbs for this Python")
-def test_both_drivers_see_the_same_device() -> None:
-    from transfer.transports.rdma.libibverbs_driver import LibibverbsDriver
-    from transfer.transports.rdma.pyverbs_driver import PyverbsDriver
-
-    seen = []
-    for driver in (LibibverbsDriver(), PyverbsDriver()):
-        device = driver.open("rxe0")
-        gids = [ipaddress.IPv6Address(device.gid(1, index)) for index in (0, 1)]
-        seen.append((driver.devices(), device.limits, device.port(1), gids))
-        device.close()
-    assert seen[0] == seen[1]
-
-
-def test_libibverbs_is_the_driver_unless_another_is_chosen(monkeypatch) -> None:
-    monkeypatch.delenv("TRANSFER_VERBS_DRIVER", raising=False)
+def test_without_the_compiled_core_there_is_no_driver(monkeypatch) -> None:
     assert load().name == "libibverbs" and load().version.startswith("1.")
     monkeypatch.setitem(sys.modules, "transfer.transports.core.native.libibverbs", None)
     monkeypatch.delattr(native, "libibverbs", raising=False)
-    monkeypatch.setenv("TRANSFER_VERBS_DRIVER", "libibverbs")
     with pytest.raises(DeviceError, match="needs the compiled core"):
         load()

@@ -41,7 +41,10 @@ from itertools import count
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-BUILT = SOURCES.parents[2] / "build" / "null_provider"
+ROOT = SOURCES.parents[2]
+#: a folder for the PYTHONPATH of processes that a test starts
+IN_CHILDREN = SOURCES / "in_children"
+BUILT = ROOT / "build" / "null_provider"
 SHARED = Path("/dev/shm")
 DEVICE, GID = "null0", "::ffff:127.0.0.1"
 _FLAGS = ("-std=gnu11", "-O2", "-g", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden")
@@ -117,7 +120,6 @@ def environment(name: str) -> dict[str, str]:
     """The variables of a process that uses it; `name` as NULL_VERBS_NAME. Raises Missing."""
     return {
         "TRANSFER_LIBIBVERBS": str(build()),
-        "TRANSFER_VERBS_DRIVER": "libibverbs",
         "NULL_VERBS_NAME": name,
     }
 

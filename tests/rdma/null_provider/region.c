@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "null_verbs.h"
 
+#include <sys/mman.h>
+
 EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *base)
 {
     struct null_context *context = (struct null_context *) base;
@@ -50,6 +52,12 @@ static uint32_t new_key(size_t length)
     return region->last << 16 | node.next_region;
 }
 
+struct null_mr {
+    struct ibv_mr base;
+    void *mapped; /* of a dma-buf */
+    size_t bytes;
+};
+
 EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
     int error = device_gone ? EIO : fault_hits(FAULT_REGISTER, -1);
@@ -57,7 +65,7 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
                    || ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
                        && !(access & IBV_ACCESS_LOCAL_WRITE))))
         error = EINVAL;
-    struct ibv_mr *mr = error ? NULL : calloc(1, sizeof(*mr));
+    struct ibv_mr *mr = error ? NULL : calloc(1, sizeof(struct null_mr));
     if (!mr) {
         errno = error ? error : ENOMEM;
         return NULL;
@@ -70,6 +78,7 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
         region->access = (uint32_t) access;
         region->address = (uintptr_t) address;
         region->length = length;
+        region->shift = 0;
         atomic_store_explicit(&region->key, key, memory_order_release);
     }
     pthread_mutex_unlock(&node.lock);
@@ -83,12 +92,27 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
     return mr;
 }
 
+/* A dma-buf is what can be mapped. Its region has no access but READs of peers. */
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
                                         int fd, int access)
 {
-    (void) pd, (void) offset, (void) length, (void) iova, (void) fd, (void) access;
-    errno = device_gone ? EIO : EOPNOTSUPP;
-    return NULL;
+    uint64_t begin = offset & ~(uint64_t) 4095;
+    void *mapped = device_gone ? MAP_FAILED
+                               : mmap(NULL, offset - begin + length, PROT_READ, MAP_SHARED, fd, (off_t) begin);
+    if (mapped == MAP_FAILED) {
+        errno = device_gone ? EIO : EOPNOTSUPP;
+        return NULL;
+    }
+    struct ibv_mr *mr = ibv_reg_mr(pd, (void *) (uintptr_t) iova, length, access);
+    if (!mr) {
+        munmap(mapped, offset - begin + length);
+        return NULL;
+    }
+    struct null_mr *made = (struct null_mr *) mr;
+    made->mapped = mapped;
+    made->bytes = offset - begin + length;
+    node.shared->regions[mr->rkey % REGIONS].shift = (uintptr_t) mapped + offset - begin - iova;
+    return mr;
 }
 
 EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
@@ -99,6 +123,8 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
     node.registered -= mr->length;
     pthread_mutex_unlock(&node.lock);
     ((struct null_pd *) mr->pd)->users--;
+    if (((struct null_mr *) mr)->mapped)
+        munmap(((struct null_mr *) mr)->mapped, ((struct null_mr *) mr)->bytes);
     free(mr);
     return 0;
 }

@@ -23,11 +23,12 @@ enum {
 
 #define ALIGNED _Alignas(LINE)
 
-/* key 0: free. Its lower half is the index in the table; the upper half changes at each registration. */
+/* key 0: free. Its lower half is the index in the table; the upper half changes at each registration.
+ * shift: from an address in work requests to that in its process; 0 but for a dma-buf. */
 struct shared_region {
     _Atomic uint32_t key;
     uint32_t access, pd, last;
-    uint64_t address, length;
+    uint64_t address, length, shift, unused;
 };
 
 /* summary: the words of `ready` that may have bits; ready: queue pairs with something to look at.
@@ -89,7 +90,7 @@ struct record {
 };
 
 _Static_assert(sizeof(struct record) == 32, "records");
-_Static_assert(sizeof(struct shared_cq) % LINE == 0 && sizeof(struct shared_region) == 32, "tables");
+_Static_assert(sizeof(struct shared_cq) % LINE == 0 && sizeof(struct shared_region) == 48, "tables");
 
 static inline bool region_allows(struct shared_node *node, uint32_t key, uint32_t pd, uint64_t address,
                                  uint64_t length, uint32_t access)

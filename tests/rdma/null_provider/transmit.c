@@ -191,7 +191,7 @@ static int transmit(struct null_qp *pair, struct shared_pair *remote, struct wor
 /* Copies from the memory of the target. Returns a status. */
 static int copy_from(struct null_qp *pair, const struct work *work)
 {
-    uint64_t from = work->remote;
+    uint64_t from = work->remote + pair->peer->node->regions[work->rkey % REGIONS].shift;
     for (int at = 0; at < work->count; at++) {
         const struct ibv_sge *piece = &work->pieces[at];
         if (pair->peer->pid == node.pid) {

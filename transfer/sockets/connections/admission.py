@@ -414,7 +414,8 @@ class ConnectionAdmission:
             if events != EDGE and PEER_CLOSED:
                 self._context.reactor.register(peer.fd, events, partial(self._control.ended, peer))
         else:
-            self._context.reactor.register(peer.fd, READABLE, partial(self._control.read, peer))
+            peer.watched = peer.stream.fileno()
+            self._context.reactor.register(peer.watched, READABLE, partial(self._control.read, peer))
 
     def _watch_foreign(self, peer: Peer) -> None:
         """Watches the control connection of a foreign stream, which carries control frames and reports its

@@ -70,6 +70,6 @@ class Credits:
         if socket is None or not self._state.receives or self._state.closing:
             return
         peers = [peer for peer in list(self._state.peers.values()) if peer.confirms]
-        if any(peer.fd < 0 or 0 < drain.unread(peer.fd) <= _LITTLE for peer in peers):
+        if any(peer.fd < 0 or 0 < drain.unread(peer) <= _LITTLE for peer in peers):
             with suppress(Again, Broken, Closed):
                 socket._readable()

@@ -82,7 +82,7 @@ class Heartbeats:
     def _has_gathered(self, peer: Peer) -> bool:
         """Whether many control frames wait, and only such, by their length: the next receive would have to
         go through an hour of heartbeats first."""
-        unread = drain.unread(peer.fd) if self._state.receives else 0
+        unread = drain.unread(peer) if self._state.receives else 0
         return unread >= _GATHERED * _SIZE and unread % _SIZE == 0
 
     def _is_silent(self, socket: Socket, peer: Peer, now: int) -> bool:
@@ -91,13 +91,13 @@ class Heartbeats:
             return False
         allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
         last = max(peer.stream.last_received_ns, peer.since_ns)
-        return now - last > allowed and drain.unread(peer.fd) == 0
+        return now - last > allowed and drain.unread(peer) == 0
 
     def _is_stalled(self, socket: Socket, peer: Peer, now: int) -> bool:
         """Whether a peer is silent in the middle of a message. Between messages it may be silent for ever."""
         allowed = socket.frame_timeout * 1_000_000
         stream = peer.stream
-        if allowed <= 0 or not stream.midway or drain.unread(peer.fd):
+        if allowed <= 0 or not stream.midway or drain.unread(peer):
             return False
         # Checked again after the kernel's queue, which a thread may have emptied in this moment.
         return bool(stream.midway) and now - stream.last_received_ns > allowed

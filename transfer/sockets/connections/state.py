@@ -128,8 +128,8 @@ class ConnectionState:
                     drain.resize(peer.fd, send, receive)
 
     def unwatch(self, peer: Peer) -> None:
-        if peer.fd >= 0:
-            self.context.reactor.unregister(peer.fd)
+        for fd in {peer.fd, peer.watched} - {-1}:
+            self.context.reactor.unregister(fd)
         if peer.foreign:
             peer.stream.on_readable = None
             if not self.receives:

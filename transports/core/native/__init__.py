@@ -1,32 +1,37 @@
 """The compiled core. `transports/core` decides whether it is used; importing it needs the build.
 
-allocations    counts the allocations of this process' Python, for measurements
-attachment     the streams of a socket, from attaching to detaching or loss
-checksum       CRC-32C, for the records of the log
-connection     a link as Python sees it: its counters and limits, and why it ended
-flusher        the native thread as Python sees it, and the release of finished Python objects
-header         parses the first bytes of a frame: every length is checked here, before memory is allocated
-incoming       the receiving half of a Stream
-json_check     checks whether JSON decoders can read a peer's text, without the GIL
-kernel_writes  a connection's out-queue, and the system calls that write it, without the GIL
-known_tensors  headers of tensors that were sent before
-large_frames   the large frame that a Stream receives
-libibverbs     libibverbs, looked up when the rdma transport is first used
-message        one outgoing message: from OutFrames to segments in a link's queue, and back again
-openssl        OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
-outgoing       the sending half of a Stream
-peer_choice    the choice of a stream for a message, and the wait while none has room
-pool           memory of the compiled core: pool, lease, held buffer, frame
-reading        the fair reader over the streams of a socket
-receiving      one receive at a time, which sleeps until a message comes, and counts what it returns
-req_rep_turn   the state of the dialogue of a REQ or REP
-slots          equal pieces of memory that two processes share
-socket_base    SocketBase: the methods that users call
-stream         one connection as Python sees it, from opening to closing
-thread         the flusher: a thread that never takes the GIL
-tls            TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
-tls_channel    TlsContext and TlsChannel: Python sets them up, runs the handshake, and passes them to a Stream
-verbs          devices, regions, queues and queue pairs of libibverbs
+allocations      counts the allocations of this process' Python, for measurements
+attachment       the streams of a socket, from attaching to detaching or loss
+borrowed_memory  users' memory in a link's queue, which is copied before its owner may change it
+checksum         CRC-32C, for the records of the log
+connection       a link as Python sees it: its counters and limits, and why it ended
+fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
+flusher          the native thread as Python sees it, and the release of finished Python objects
+header           parses the first bytes of a frame: every length is checked here, before memory is allocated
+incoming         the receiving half of a Stream
+json_check       checks whether JSON decoders can read a peer's text, without the GIL
+kernel_writes    a connection's out-queue, and the system calls that write it, without the GIL
+known_tensors    headers of tensors that were sent before
+large_frames     the large frame that a Stream receives
+libibverbs       libibverbs, looked up when the rdma transport is first used
+message          one outgoing message: from OutFrames to segments in a link's queue, and back again
+openssl          OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
+outgoing         the sending half of a Stream
+peer_choice      the choice of a stream for a message, and the wait while none has room
+pool             memory of the compiled core: pool, lease, held buffer, frame
+reading          the fair reader over the streams of a socket
+receiving        one receive at a time, which sleeps until a message comes, and counts what it returns
+req_rep_turn     the state of the dialogue of a REQ or REP
+ring             a connection's bytes by RDMA, without the GIL: as a socket's
+ring_channel     Python sets a ring up, connects it, and passes it to a Stream
+ring_requests    what a ring posts to its queue pair, and what completes there
+slots            equal pieces of memory that two processes share
+socket_base      SocketBase: the methods that users call
+stream           one connection as Python sees it, from opening to closing
+thread           the flusher: a thread that never takes the GIL
+tls              TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
+tls_channel      TLS as Python sees it: it sets it up, runs the handshake, and passes it to a Stream
+verbs            devices and regions of libibverbs
 
 Stream and SocketBase are classes in layers, one file each; each derives from the one above it:
 
@@ -34,8 +39,9 @@ Stream and SocketBase are classes in layers, one file each; each derives from th
     Connection   connection.pyx                Sending      peer_choice.pyx
     Outgoing     outgoing.pyx                  Reading      reading.pyx
     Large        large_frames.pyx              Receiving    receiving.pyx
-    Incoming     incoming.pyx                  Attachments  attachment.pyx
-    Stream       stream.pyx                    SocketBase   socket_base.pyx
+    Fetched      fetched_frames.pyx            Attachments  attachment.pyx
+    Incoming     incoming.pyx                  SocketBase   socket_base.pyx
+    Stream       stream.pyx
 """
 
 from transfer.transports.core.native.checksum import crc32c

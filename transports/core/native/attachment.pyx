@@ -54,7 +54,7 @@ cdef class Attachments(Receiving):
 
     cdef int watch(self, Stream stream) except -1:
         cdef epoll_event event
-        cdef int fd = stream.link.fd
+        cdef int fd = stream.watched_fd()
         event.events = EPOLLIN
         event.data.fd = fd
         self.by_fd[fd] = stream
@@ -105,8 +105,8 @@ cdef class Attachments(Receiving):
         (<Stream>stream).socket = NULL
         (<Stream>stream).opened = None
         (<Stream>stream).notify_room(-1)
-        if self.by_fd.get((<Stream>stream).link.fd) is stream:
-            numbers = [(<Stream>stream).link.fd]
+        if self.by_fd.get((<Stream>stream).watched_fd()) is stream:
+            numbers = [(<Stream>stream).watched_fd()]
         else:  # closed before, or never watched
             numbers = [known for known, other in self.by_fd.items() if other is stream]
         for known in numbers:
@@ -117,11 +117,14 @@ cdef class Attachments(Receiving):
 
     def _pause_reading(self, stream):
         """See the contract."""
-        if type(stream) is not Stream or self.by_fd.get((<Stream>stream).link.fd) is not stream:
+        if type(stream) is not Stream:
             return False
-        del self.by_fd[(<Stream>stream).link.fd]
+        watched = (<Stream>stream).watched_fd()
+        if self.by_fd.get(watched) is not stream:
+            return False
+        del self.by_fd[watched]
         if self.generation == native_link.fork_generation:
-            epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, (<Stream>stream).link.fd, NULL)
+            epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, watched, NULL)
         self.take_out(stream)
         return True
 
@@ -129,7 +132,7 @@ cdef class Attachments(Receiving):
         """See the contract."""
         if type(stream) is not Stream or (<Stream>stream).socket != <void*>self:
             return  # it was lost meanwhile
-        if (<Stream>stream).link.fd >= 0 and (<Stream>stream).link.fd not in self.by_fd:
+        if (<Stream>stream).link.fd >= 0 and (<Stream>stream).watched_fd() not in self.by_fd:
             self.watch(stream)
             self.waiting_turn[stream] = None  # a part of it may have been read ahead
             self._notify()

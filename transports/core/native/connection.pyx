@@ -13,9 +13,13 @@ from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport load, load_int, load_signed, store_int, store_signed
 from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport Flusher
-from transfer.transports.core.native.kernel_writes cimport link_new, link_t
+from transfer.transports.core.native.kernel_writes cimport link_new, link_t, link_unread
 from transfer.transports.core.native.pool cimport Pool
-from transfer.transports.core.native.system cimport pthread_mutex_lock, pthread_mutex_trylock
+from transfer.transports.core.native.ring cimport ring_unread
+from transfer.transports.core.native.ring_channel cimport RingChannel
+from transfer.transports.core.native.system cimport (
+    FIONREAD, ioctl, pthread_mutex_lock, pthread_mutex_trylock,
+)
 from transfer.transports.core.native.tls cimport tls_free, tls_t
 
 
@@ -25,14 +29,14 @@ cdef class Connection:
     def __cinit__(self, int fd, int socket_type, Flusher flusher, Pool pool, *,
                   long long send_high_water=1000, long long send_high_water_bytes=64 << 20,
                   unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False,
-                  TlsChannel channel=None):
+                  channel=None):
         cdef tls_t* tls = NULL
         cdef link_t* link
         if flusher.state.generation != native_link.fork_generation:
             raise ForkedError("this flusher was made before the process forked",
                               hint="make a new Context in the child")
-        if channel is not None:
-            tls = channel.give()
+        if type(channel) is TlsChannel:
+            tls = (<TlsChannel>channel).give()
         link = link_new(flusher.state)
         if link == NULL:
             tls_free(tls)
@@ -51,6 +55,18 @@ cdef class Connection:
         self.link.checksum = checksum
         self.link.credits = credits
         self.link.last_received = self.link.last_sent = 0
+        if type(channel) is RingChannel:
+            self.take_ring(<RingChannel>channel, fd)
+
+    cdef int take_ring(self, RingChannel channel, int fd) except -1:
+        """The bytes go by RDMA from now on."""
+        self.link.ring = channel.give(fd)
+        self.device = channel.device
+        return 0
+
+    cdef int watched_fd(self) noexcept:
+        """Readable when there is something to receive."""
+        return self.link.fd if self.link.ring == NULL else self.link.ring.watch_fd
 
     # --- counters and limits ---------------------------------------------------------------------
 
@@ -59,7 +75,23 @@ cdef class Connection:
         return self.link.fd
 
     def fileno(self):
-        return self.link.fd
+        return self.watched_fd()
+
+    @property
+    def by_rdma(self):
+        return self.link.ring != NULL
+
+    @property
+    def registers_device_memory(self):
+        return self.link.ring != NULL and not self.link.checksum
+
+    @property
+    def unread(self):
+        cdef int count = 0
+        if self.link.ring != NULL:
+            return ring_unread(self.link.ring)
+        ioctl(self.link.fd, FIONREAD, &count)
+        return count
 
     @property
     def sent(self):
@@ -71,7 +103,7 @@ cdef class Connection:
 
     @property
     def queued(self):
-        return load_signed(&self.link.queued) + load_signed(&self.link.sealed)
+        return load_signed(&self.link.queued) + load_signed(&self.link.sealed) + link_unread(self.link)
 
     @property
     def queued_bytes(self):

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from transfer.transports.core.native.flusher cimport reader_t
-from transfer.transports.core.native.large_frames cimport Large
+from transfer.transports.core.native.fetched_frames cimport Fetched
 from transfer.transports.core.native.pool cimport Frame
 
 cdef enum:
@@ -11,7 +11,7 @@ cdef enum:
     STEPS = 200000                  # 10 s: a read from the kernel takes less
 
 
-cdef class Incoming(Large):
+cdef class Incoming(Fetched):
     cdef uint64_t parts_size        # bytes of the parts: data, topics, tensor headers
     # a partial frame that left the reader
     cdef char* saved
@@ -25,6 +25,7 @@ cdef class Incoming(Large):
     cdef int understands(self, const char* at, size_t available, size_t* head) except -1
     cdef int admit(self, uint64_t size) except -1
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
+    cdef Frame reference(self, const char* at, size_t head)
     cdef Frame referred(self, const char* at, size_t head, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1

@@ -16,8 +16,9 @@ from transfer.transports.core.wire import MAX_FRAMES
 
 from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.flusher cimport reader_t
+from transfer.transports.core.native.fetched_frames cimport Fetched
 from transfer.transports.core.native.header cimport frame_of, head_size
-from transfer.transports.core.native.large_frames cimport Large, receive
+from transfer.transports.core.native.large_frames cimport receive
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, REFERENCE_BIT, REFERENCE_SIZE, header_t,
@@ -38,11 +39,12 @@ cdef enum:
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
 
-cdef class Incoming(Large):
+cdef class Incoming(Fetched):
     """Decodes frames of one connection; checks every length before memory is allocated."""
 
     def __cinit__(self, *args, **kwargs):
         self.ahead = READ_AHEAD
+        self.fetches = []
 
     cdef int count(self, list message) except -1:
         """Counts one more delivered message; the flusher will report it to the peer."""
@@ -63,6 +65,22 @@ cdef class Incoming(Large):
         cdef bint over
         while True:
             over = False
+            if self.saved_size and reader.end == reader.start:
+                memcpy(reader.data, self.saved, self.saved_size)
+                reader.start = 0
+                reader.end = self.saved_size
+                self.saved_size = 0
+                reader.drained = 0
+            if self.large is not None and self.fetching is not None:
+                if not self.read_fetched(reader):
+                    self.park(reader)
+                    self.hungry = True
+                    return None
+                frame = self.large
+                self.large = None
+                if sink is not None:
+                    self.pour(frame, sink)
+                return frame
             if self.large is not None:
                 if not self.read_large(reader):
                     self.hungry = True
@@ -74,17 +92,15 @@ cdef class Incoming(Large):
                     self.pour(frame, sink)
                 self.large_hold = self.large_sink = None
                 return frame
-            if self.saved_size and reader.end == reader.start:
-                memcpy(reader.data, self.saved, self.saved_size)
-                reader.start = 0
-                reader.end = self.saved_size
-                self.saved_size = 0
-                reader.drained = 0
             available = reader.end - reader.start
             if available >= HEADER:
                 header = <header_t*>(reader.data + reader.start)
                 if self.understands(reader.data + reader.start, available, &head):
                     if header.data_length <= available and head + header.data_length <= available:
+                        if header.socket_type & REFERENCE_BIT and self.link.ring != NULL:
+                            self.begin_fetch(self.reference(reader.data + reader.start, head))
+                            reader.start += head + header.data_length
+                            continue
                         frame = self.whole_frame(reader.data + reader.start, head, as_bytes, sink)
                         reader.start += head + header.data_length
                         if reader.start == reader.end:
@@ -178,16 +194,11 @@ cdef class Incoming(Large):
 
     cdef Frame referred(self, const char* at, size_t head, object sink):
         """A frame whose payload travels apart from the connection. The checksum is that of the reference."""
-        cdef header_t* header = <header_t*>at
-        cdef Frame frame = frame_of(at, head)
+        cdef Frame frame = self.reference(at, head)
         cdef object target = None
         cdef object payload
         cdef uint64_t size
-        frame.data = PyBytes_FromStringAndSize(at + head, REFERENCE_SIZE)
-        self.check(frame, header.checksum)
-        frame.flags &= ~F_CRC
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
-        self.admit(size)
         if sink is not None and not frame.flags & F_LZ4:
             target = self.ask(sink, frame, size)
         payload = self.carrier.fetch(frame.data)
@@ -195,6 +206,18 @@ cdef class Incoming(Large):
             copy_into(target, payload)
             payload = target
         frame.data = payload
+        return frame
+
+    cdef Frame reference(self, const char* at, size_t head):
+        """The same with the reference as its data."""
+        cdef header_t* header = <header_t*>at
+        cdef Frame frame = frame_of(at, head)
+        cdef uint64_t size
+        frame.data = PyBytes_FromStringAndSize(at + head, REFERENCE_SIZE)
+        self.check(frame, header.checksum)
+        frame.flags &= ~F_CRC
+        memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
+        self.admit(size)
         return frame
 
     cdef object check(self, Frame frame, unsigned int checksum):
@@ -221,7 +244,7 @@ cdef class Incoming(Large):
             self.end_reading()
         if reader.start == reader.end:
             reader.start = reader.end = 0
-            if (self.expect_size and sink is None and self.link.tls == NULL
+            if (self.expect_size and sink is None and self.link.tls == NULL and self.link.ring == NULL
                     and not (self.first_small and self.parts is None)):
                 return self.refill_expected(reader, as_bytes)
         elif reader.start:
@@ -248,7 +271,10 @@ cdef class Incoming(Large):
         self.done_reading()
         if count > 0:
             reader.end += count
-            reader.drained = <size_t>count < room if self.link.tls == NULL else self.link.tls.drained
+            if self.link.ring != NULL:
+                reader.drained = 0  # only a read that finds nothing makes its descriptor tell of more
+            else:
+                reader.drained = <size_t>count < room if self.link.tls == NULL else self.link.tls.drained
             if not reader.drained and self.ahead < READ_AHEAD:
                 self.ahead *= 2
         return self.took(reader, count, error)
@@ -306,7 +332,7 @@ cdef class Incoming(Large):
         free(self.saved)
         self.saved = NULL
         self.saved_size = 0
-        return Large.drop_unread(self)
+        return Fetched.drop_unread(self)
 
 
 cdef object group(Incoming stream, Frame frame):

@@ -4,7 +4,8 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.object cimport PyObject
 
-from transfer.transports.core.native.system cimport pthread_mutex_t, pthread_t
+from transfer.transports.core.native.system cimport pollfd, pthread_mutex_t, pthread_t
+from transfer.transports.core.native.ring cimport ring_t
 from transfer.transports.core.native.tls cimport tls_t
 
 cdef packed struct header_t:
@@ -85,6 +86,7 @@ cdef struct link_t:
     int64_t borrowed
     uint64_t written          # total of bytes that the kernel has taken
     tls_t* tls                # NULL: plain TCP, or a Unix socket
+    ring_t* ring              # NULL, or the bytes go by RDMA and `fd` tells the peer's end; its Stream's
     int64_t sealed            # encrypted messages that are not entirely written
     int reading               # a thread reads without the GIL; it closes the descriptor for close()
     int leaving               # that thread has to stop between two reads: its stream is being detached
@@ -143,13 +145,15 @@ cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
+cdef int64_t link_unread(link_t* link) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
 cdef bint link_gathers(link_t* link) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil
+cdef void link_notice_room(link_t* link) noexcept nogil
+cdef void link_watch_room(link_t* link, pollfd* room) noexcept nogil
 cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil
-cdef int link_settle(link_t* link) noexcept nogil
 cdef void link_give_up_begun(link_t* link) noexcept nogil
 cdef void link_arm(link_t* link) noexcept nogil
 cdef void link_arm_credit(link_t* link) noexcept nogil

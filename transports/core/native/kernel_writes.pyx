@@ -15,12 +15,13 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write
 
 from transfer.transports.core.native.atomic cimport (
-    add, add_signed, load_int, load_signed, store_int, store_signed,
+    add, add_signed, load, load_int, load_signed, store_int, store_signed,
 )
-from transfer.transports.core.native.pool cimport allocate
 from transfer.transports.core.native.system cimport (
-    MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg,
+    MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, iovec, msghdr, pollfd, sched_yield, sendmsg,
 )
+from transfer.transports.core.native.ring cimport ring_look, ring_write
+from transfer.transports.core.native.ring_requests cimport ring_free
 from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
 from transfer.transports.core.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -30,7 +31,6 @@ cdef enum:
     MAX_IOV = 64
     YIELD = 4 * 1024 * 1024         # after so many bytes other threads get the processor
     ROUND = 4 * 1024 * 1024         # bytes of one link_write: others wait for the mutex, or for the flusher
-    PIECE = 1024 * 1024             # bytes of one copy under the mutex
     PAUSE_NS = 20 * 1000            # a send after a pause of this length is written at once
     BURST_NS = 100 * 1000           # the same where a payload is copied in between
 
@@ -66,6 +66,7 @@ cdef void link_free(link_t* link) noexcept nogil:
         free(segment)
         segment = following
     tls_free(link.tls)
+    ring_free(link.ring)
     pthread_mutex_destroy(&link.mutex)
     free(link)
 
@@ -129,10 +130,17 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     """Whether the high-water marks refuse one more message of this size."""
     cdef int64_t high_water = load_signed(&link.high_water)
     cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
-    cdef int64_t queued = load_signed(&link.queued)
+    cdef int64_t queued = load_signed(&link.queued) + link_unread(link)
+    cdef int64_t bytes_queued = load_signed(&link.queued_payload) + <int64_t>payload
+    if link.ring != NULL:
+        bytes_queued += load(&link.ring.unread_bytes)
     return ((high_water and queued + load_signed(&link.sealed) >= high_water)
-            or (high_water_bytes and queued
-                and load_signed(&link.queued_payload) + <int64_t>payload > high_water_bytes))
+            or (high_water_bytes and queued and bytes_queued > high_water_bytes))
+
+
+cdef int64_t link_unread(link_t* link) noexcept nogil:
+    """Payloads that are announced, and that the peer has not READ."""
+    return 0 if link.ring == NULL else load(&link.ring.announced) - load(&link.ring.released)
 
 
 cdef int link_room(link_t* link, size_t payload) noexcept nogil:
@@ -215,8 +223,16 @@ cdef int link_write(link_t* link) noexcept nogil:
     cdef ssize_t written
     if link.fd < 0:
         return OK
+    if link_unread(link):
+        ring_look(link.ring, False)
+        if link_is_full(link, 0):
+            ring_look(link.ring, True)
+        link_notice_room(link)
     while link.queued_bytes > 0:
-        written = write_once(link) if link.tls == NULL else write_sealed(link)
+        if link.ring != NULL:
+            written = write_by_rdma(link)
+        else:
+            written = write_once(link) if link.tls == NULL else write_sealed(link)
         if written < 0:
             if errno == EINTR:
                 continue
@@ -268,6 +284,22 @@ cdef ssize_t write_once(link_t* link) noexcept nogil:
     return written
 
 
+cdef ssize_t write_by_rdma(link_t* link) noexcept nogil:
+    """The same into the ring that the peer lent."""
+    cdef iovec vectors[MAX_IOV]
+    cdef ssize_t written = ring_write(link.ring, vectors, gather(link, vectors, SLICE))
+    if written > 0:
+        retire(link, written)
+    return written
+
+
+cdef void link_watch_room(link_t* link, pollfd* room) noexcept nogil:
+    """What to poll for room to write, after a write that found none."""
+    room.fd = link.fd if link.ring == NULL else link.ring.room_watch_fd
+    room.events = POLLOUT if link.ring == NULL else POLLIN
+    room.revents = 0
+
+
 cdef ssize_t write_sealed(link_t* link) noexcept nogil:
     """The same with TLS. Encrypted bytes have left the queue for their owners: they cannot be taken back.
     Until the kernel has them, they count in `queued_bytes` and `sealed`."""
@@ -303,8 +335,13 @@ cdef int leave_rest(link_t* link) noexcept nogil:
 
 cdef void retire(link_t* link, size_t written) noexcept nogil:
     """Removes written bytes from the queue, and notifies senders that wait for room."""
-    cdef uint64_t one = 1
     drop_written(link, written)
+    link_notice_room(link)
+
+
+cdef void link_notice_room(link_t* link) noexcept nogil:
+    """Notifies senders that wait for room, if there is some."""
+    cdef uint64_t one = 1
     if link.notify_fd >= 0 and not link_is_full(link, 0):
         write(link.notify_fd, &one, 8)
         link.notify_fd = -1
@@ -361,74 +398,6 @@ cdef void link_give_up_begun(link_t* link) noexcept nogil:
     segment.failed = 1
     segment.next = link.finished
     store_segment(&link.finished, segment)
-
-
-cdef int link_settle(link_t* link) noexcept nogil:
-    """Copies the rest of borrowed memory, so that its owner may change it.
-
-    Enters and leaves with the mutex held. During a long copy it releases it, and writes what the kernel
-    takes: heartbeats, credits and other links do not wait for gigabytes.
-    """
-    cdef segment_t* segment = link.head
-    cdef int answer
-    while segment != NULL:
-        answer = settle_one(link, segment) if segment.borrowed else OK
-        if answer == GONE:
-            segment = link.head      # the queue may have changed
-        elif answer != OK:
-            return answer
-        else:
-            segment = segment.next
-    return OK
-
-
-cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
-    """Copies from the end on, since the kernel takes the beginning in the meantime. OK: the segment is in the
-    queue; GONE: it may not be."""
-    cdef char* data = segment.data
-    cdef size_t first = segment.done
-    cdef size_t size = segment.size
-    cdef size_t at = size
-    cdef size_t part
-    cdef char* copy = <char*>allocate(size - first if size > first else 1)
-    cdef segment_t* husk = <segment_t*>calloc(1, sizeof(segment_t))
-    if copy == NULL or husk == NULL:
-        free(copy)
-        free(husk)
-        return NO_MEMORY
-    while at > segment.done:
-        part = min(at - segment.done, <size_t>PIECE)
-        at -= part
-        memcpy(copy + at - first, data + at, part)
-        if at > segment.done:
-            if not load_int(&link.error) and not link.closed:
-                link_write(link)
-            pthread_mutex_unlock(&link.mutex)
-            sched_yield()
-            pthread_mutex_lock(&link.mutex)
-            if not still_borrowed(link, segment, data):
-                free(copy)
-                free(husk)
-                return GONE
-    husk.owner = segment.owner
-    husk.next = link.finished
-    store_segment(&link.finished, husk)
-    segment.owner = NULL
-    segment.borrowed = 0
-    link.borrowed -= 1
-    segment.data = copy
-    segment.size = size - first
-    segment.done -= first
-    segment.capacity = size - first if size > first else 1
-    return OK
-
-
-cdef bint still_borrowed(link_t* link, segment_t* wanted, const char* data) noexcept nogil:
-    """Whether it was neither written to its end, nor copied, nor taken back while the mutex was free."""
-    cdef segment_t* segment = link.head
-    while segment != NULL and segment != wanted:
-        segment = segment.next
-    return segment != NULL and segment.borrowed and segment.data == data
 
 
 cdef void link_arm(link_t* link) noexcept nogil:

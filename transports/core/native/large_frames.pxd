@@ -34,9 +34,10 @@ cdef class Large(Outgoing):
     cdef int leave_sink(self) except -1
     cdef int read_large(self, reader_t* reader) except -1
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1
+    cdef object failed_ring(self, int error)
     cdef int done_reading(self) except -1
     cdef int end_reading(self) except -1
-    cdef int close_descriptor(self, int fd) except -1
+    cdef int close_descriptor(self, int fd) noexcept
     cdef int drop_unread(self) except -1
 
 

@@ -8,7 +8,7 @@ those of incoming.pyx, is handled here too.
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport close as close_fd
@@ -24,6 +24,8 @@ from transfer.transports.core.native.kernel_writes cimport (
 from transfer.transports.core.native.pool cimport (
     Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for,
 )
+from transfer.transports.core.native.ring cimport ring_read
+from transfer.transports.core.native.ring_requests cimport ring_end
 from transfer.transports.core.native.system cimport (
     EPOLL_CTL_DEL, MADV_HUGEPAGE, MSG_DONTWAIT, epoll_ctl, iovec, madvise, pthread_mutex_unlock, readv,
     recv, sched_yield,
@@ -200,7 +202,11 @@ cdef class Large(Outgoing):
             self.hungry = False
             return 1
         if count < 0 and (error == EAGAIN or error == EINTR):
+            if self.link.ring != NULL:
+                self.notice_fetched()
             return 0
+        if self.link.ring != NULL and count < 0:
+            raise self.failed_ring(error)
         if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
             raise ProtocolError("truncated", "the connection ended inside a message")
         if self.link.tls != NULL and load_int(&self.link.tls.failed):
@@ -209,6 +215,17 @@ cdef class Large(Outgoing):
         if count < 0:
             failure.__cause__ = OSError(error, os.strerror(error))
         raise failure
+
+    cdef object failed_ring(self, int error):
+        """The error of a connection by RDMA that broke."""
+        if error == EPROTO:
+            return ProtocolError("rendezvous", "the peer wrote more than there is room for, or reports that "
+                                 "cannot be true")
+        failure = Broken("the connection broke")
+        failure.__cause__ = OSError(error, os.strerror(error))
+        if self.link.ring.status and self.carrier is not None:
+            failure = self.carrier.failure(self.link.ring.status, self.link.ring.completed > 0)
+        return failure
 
     cdef int done_reading(self) except -1:
         self.link.reading = 0
@@ -227,10 +244,14 @@ cdef class Large(Outgoing):
         self.drop_unread()
         raise (self.failure or Broken("this end closed the stream")).with_traceback(None)
 
-    cdef int close_descriptor(self, int fd) except -1:
+    cdef int close_descriptor(self, int fd) noexcept:
+        if fd >= 0 and self.link.ring != NULL:
+            epoll_ctl(self.link.flusher.epoll_fd, EPOLL_CTL_DEL, self.link.ring.room_watch_fd, NULL)
+            with nogil:
+                ring_end(self.link.ring)
         if fd >= 0:
             # Another process may share the descriptor, so closing alone would not end the watch.
-            epoll_ctl(self.flusher.state.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
+            epoll_ctl(self.link.flusher.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
             close_fd(fd)
         return 0
 
@@ -248,5 +269,7 @@ cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil:
     """Reads plain bytes of the connection, as readv."""
     if link.tls != NULL:
         return tls_read(link.tls, vectors, count)
+    if link.ring != NULL:
+        return ring_read(link.ring, vectors, count)
     return readv(link.fd, vectors, count) if count > 1 else recv(
         link.fd, vectors[0].iov_base, vectors[0].iov_len, MSG_DONTWAIT)

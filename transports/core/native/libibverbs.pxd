@@ -12,7 +12,7 @@ cdef struct ibv_context_ops:
     int (*poll_cq)(ibv_cq*, int, ibv_wc*) noexcept nogil
     int (*req_notify_cq)(ibv_cq*, int) noexcept nogil
     void* unused_between[7]
-    int (*post_srq_recv)(ibv_srq*, ibv_recv_wr*, ibv_recv_wr**) noexcept nogil
+    void* post_srq_recv
     void* unused_after[4]
     int (*post_send)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) noexcept nogil
     int (*post_recv)(ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) noexcept nogil
@@ -49,19 +49,13 @@ cdef struct ibv_cq:
     uint32_t handle
     int cqe
 
-cdef struct ibv_srq:
-    ibv_context* context
-    void* srq_context
-    ibv_pd* pd
-    uint32_t handle
-
 cdef struct ibv_qp:
     ibv_context* context
     void* qp_context
     ibv_pd* pd
     ibv_cq* send_cq
     ibv_cq* recv_cq
-    ibv_srq* srq
+    void* srq
     uint32_t handle
     uint32_t qp_num
     int state
@@ -159,7 +153,7 @@ cdef struct ibv_qp_init_attr:
     void* qp_context
     ibv_cq* send_cq
     ibv_cq* recv_cq
-    ibv_srq* srq
+    void* srq
     ibv_qp_cap cap
     int qp_type
     int sq_sig_all
@@ -191,15 +185,6 @@ cdef struct ibv_qp_attr:
     uint8_t alt_port_num
     uint8_t alt_timeout
     uint32_t rate_limit
-
-cdef struct ibv_srq_attr:
-    uint32_t max_wr
-    uint32_t max_sge
-    uint32_t srq_limit
-
-cdef struct ibv_srq_init_attr:
-    void* srq_context
-    ibv_srq_attr attr
 
 cdef struct ibv_sge:
     uint64_t addr
@@ -278,7 +263,6 @@ cdef enum:
 
     IBV_WR_RDMA_WRITE = 0
     IBV_WR_RDMA_WRITE_WITH_IMM = 1
-    IBV_WR_SEND = 2
     IBV_WR_RDMA_READ = 4
     IBV_SEND_SIGNALED = 2
     IBV_SEND_INLINE = 8
@@ -308,8 +292,6 @@ cdef struct verbs_t:
     int (*ibv_destroy_cq)(ibv_cq*) noexcept nogil
     int (*ibv_get_cq_event)(ibv_comp_channel*, ibv_cq**, void**) noexcept nogil
     void (*ibv_ack_cq_events)(ibv_cq*, unsigned int) noexcept nogil
-    ibv_srq* (*ibv_create_srq)(ibv_pd*, ibv_srq_init_attr*) noexcept nogil
-    int (*ibv_destroy_srq)(ibv_srq*) noexcept nogil
     ibv_qp* (*ibv_create_qp)(ibv_pd*, ibv_qp_init_attr*) noexcept nogil
     int (*ibv_modify_qp)(ibv_qp*, ibv_qp_attr*, int) noexcept nogil
     int (*ibv_destroy_qp)(ibv_qp*) noexcept nogil

@@ -64,8 +64,6 @@ cdef int load() except -1:
     find(library, "ibv_destroy_cq", <void**>&verbs.ibv_destroy_cq)
     find(library, "ibv_get_cq_event", <void**>&verbs.ibv_get_cq_event)
     find(library, "ibv_ack_cq_events", <void**>&verbs.ibv_ack_cq_events)
-    find(library, "ibv_create_srq", <void**>&verbs.ibv_create_srq)
-    find(library, "ibv_destroy_srq", <void**>&verbs.ibv_destroy_srq)
     find(library, "ibv_create_qp", <void**>&verbs.ibv_create_qp)
     find(library, "ibv_modify_qp", <void**>&verbs.ibv_modify_qp)
     find(library, "ibv_destroy_qp", <void**>&verbs.ibv_destroy_qp)

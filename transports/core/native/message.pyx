@@ -17,11 +17,12 @@ from transfer.transports.errors import PLAIN_HINT, TOO_NEW, InternalError, NotSu
 from transfer.transports.core.wire import MAX_TOPIC
 
 from transfer.transports.core.native.atomic cimport add, add_signed, load_int
+from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER,
     NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
-    link_arm, link_gathers, link_settle, link_t, link_write, segment_t,
+    link_arm, link_gathers, link_t, link_write, segment_t,
 )
 from transfer.transports.core.native.pool cimport HeldBuffer
 from transfer.transports.core.native.system cimport pthread_mutex_unlock

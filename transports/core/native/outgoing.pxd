@@ -8,6 +8,7 @@ from transfer.transports.core.native.kernel_writes cimport segment_t
 
 cdef class Outgoing(Connection):
     cdef public object carrier      # carries large payloads apart from the connection; see core/contract.pyi
+    cdef uint64_t fetched_seen      # payloads that the peer has READ, as the carrier knows
     cdef bint several               # the message goes to other streams too
     # the peer's subscriptions
     cdef dict prefixes
@@ -18,6 +19,10 @@ cdef class Outgoing(Connection):
     cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1
     cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2
+    cdef int notice_fetched(self) except -1
+    cdef bint flushed_ring(self) except -1
+    cdef Py_ssize_t put_carried(self, object frames, bint hold, object released, uint64_t* number) except -2
+    cdef int announce(self, list placed) except -1
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1

@@ -2,27 +2,32 @@
 """Outgoing: the sending half of a Stream."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from transfer.transports.errors import Broken, InternalError, UsageError, not_a_buffer
 from transfer.transports.core.wire import MAX_FRAMES
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int, load_signed, store_signed
+from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.connection cimport Connection
 from transfer.transports.core.native.flusher cimport release_segments
 from transfer.transports.core.native.sizes cimport LARGE, VERY_LARGE
 from transfer.transports.core.native.kernel_writes cimport (
-    BROKEN, FULL, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_settle, link_write,
-    load_segment, segment_t, store_segment,
+    BROKEN, BY_REFERENCE, FULL, NO_MEMORY, OK, REFERENCE_SIZE, link_give_up_begun, link_is_full,
+    link_notice_room, link_write, load_segment, segment_t, store_segment,
 )
 from transfer.transports.core.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_count,
     unsent_messages,
 )
 from transfer.transports.core.native.pool cimport HeldBuffer
+from transfer.transports.core.native.ring cimport (
+    ring_announce, ring_flushed, ring_look, ring_peer_fetched, ring_recall,
+)
 from transfer.transports.core.native.system cimport pthread_mutex_unlock
 
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
@@ -32,6 +37,8 @@ cdef bint any_large(frames) except -1:
     for frame in frames:
         if payload_size(frame[4]) >= LARGE:
             return True
+        if type(frame[4]) is not bytes and hasattr(frame[4], "__cuda_array_interface__"):
+            return True  # of a device: the connection itself could not read it
     return False
 
 
@@ -149,7 +156,45 @@ cdef class Outgoing(Connection):
     def flush(self):
         """Writes what the kernel takes; True when the queue is empty."""
         self.write_out(True)
-        return load_signed(&self.link.queued_bytes) == 0
+        if load_signed(&self.link.queued_bytes):
+            return False
+        return self.link.ring == NULL or self.link.closed or self.flushed_ring()
+
+    cdef bint flushed_ring(self) except -1:
+        """Whether the peer has all of it: else it would be lost with this end's queue pair."""
+        cdef bint done
+        self.take_mutex()
+        done = self.link.closed or ring_flushed(self.link.ring)
+        pthread_mutex_unlock(&self.link.mutex)
+        self.notice_fetched()
+        return done
+
+    cdef int notice_fetched(self) except -1:
+        """The memory of payloads that the peer has READ is free again."""
+        cdef uint64_t total
+        if self.link.ring == NULL or self.carrier is None:
+            return 0
+        total = ring_peer_fetched(self.link.ring)
+        if total > self.fetched_seen:
+            self.fetched_seen = total
+            self.take_mutex()
+            link_notice_room(self.link)
+            pthread_mutex_unlock(&self.link.mutex)
+            self.carrier.fetched(total)
+        return 0
+
+    def room_fileno(self):
+        """Readable when the peer may have READ a payload, or there is room: by rdma only."""
+        return self.link.ring.room_watch_fd
+
+    def notice(self):
+        """Takes what the peer reports, until which `room_fileno` is readable. False: it reports no more."""
+        if self.link.closed:
+            return False
+        with nogil:
+            ring_look(self.link.ring, True)
+        self.notice_fetched()
+        return self.link.ring.error == 0
 
     cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1:
@@ -165,24 +210,59 @@ cdef class Outgoing(Connection):
 
     cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
         """As `offer`, with large payloads in the carrier; -1: the connection has to take them itself."""
-        cdef object carried
-        if link_is_full(self.link, 0):
+        cdef Py_ssize_t saved
+        cdef size_t size = 0
+        if self.link.ring != NULL:  # the payload lies in memory of this process until it is READ
+            self.notice_fetched()
+            for frame in frames:
+                size += payload_size(frame[4])
+        if link_is_full(self.link, size):
             self.write_out(True)
-            if link_is_full(self.link, 0):
+            if link_is_full(self.link, size):
                 return FULL
-        carried = self.carrier.place(frames, hold, released, self.several)
-        if carried is None:
+        if self.link.ring != NULL:
+            with self.carrier.order:  # announcements are numbered
+                saved = self.put_carried(frames, hold, released, number)
+        else:
+            saved = self.put_carried(frames, hold, released, number)
+        if saved < 0:
             return -1
-        placed, released, saved = carried
-        try:
-            self.put(placed, True, True, released, None, number, saved < VERY_LARGE)
-        except BaseException:
-            self.carrier.take_back(placed)
-            raise
         self.take_mutex()
         add(&self.link.sent_bytes, <uint64_t>saved)
         pthread_mutex_unlock(&self.link.mutex)
         return OK
+
+    cdef Py_ssize_t put_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
+        """Payload bytes that do not go by the connection, or -1."""
+        cdef object carried = self.carrier.place(frames, hold, released, self.several)
+        cdef int announced = 0
+        if carried is None:
+            return -1
+        placed, released, saved = carried
+        try:
+            if self.link.ring != NULL:
+                announced = self.announce(placed)
+            self.put(placed, True, True, released, None, number, saved < VERY_LARGE)
+            if announced:
+                self.carrier.await_reads(self)
+        except BaseException:
+            while announced:
+                announced -= 1
+                ring_recall(self.link.ring)
+            self.carrier.take_back(placed)
+            raise
+        return saved
+
+    cdef int announce(self, list placed) except -1:
+        """Counts the payloads that the peer is to READ."""
+        cdef int count = 0
+        cdef uint64_t size
+        for frame in placed:
+            if frame[0] & BY_REFERENCE:
+                memcpy(&size, PyBytes_AS_STRING(frame[4]) + REFERENCE_SIZE - 8, 8)
+                ring_announce(self.link.ring, size)
+                count += 1
+        return count
 
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=False) except -1:

@@ -11,15 +11,16 @@ from transfer.transports.errors import Again, Broken, Closed, ForkedError, Inter
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
+from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
-    link_push, link_settle, link_t, link_write, load_segment, now_ns,
+    link_push, link_t, link_watch_room, link_write, load_segment, now_ns,
 )
 from transfer.transports.core.native.outgoing cimport payload_size, release_exports
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
-    POLLIN, POLLOUT, poll, pollfd, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
+    POLLIN, poll, pollfd, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )
 
 cdef enum:
@@ -310,8 +311,7 @@ cdef class Sending:
                 if link.fd < 0 or load_int(&link.error) or link.closed:
                     break
                 PyErr_CheckSignals()
-                room.fd = link.fd
-                room.events = POLLOUT
+                link_watch_room(link, &room)
                 with nogil:
                     answer = poll(&room, 1, PATIENCE_MS)
                     if answer > 0:
@@ -419,10 +419,8 @@ cdef class Sending:
                 stream = <Stream>candidate
                 streams.append(stream)
                 add_int(&stream.link.waiters, 1)
-                watched[count].fd = stream.link.fd
                 # One that only gathers has room already.
-                watched[count].events = POLLOUT
-                watched[count].revents = 0
+                link_watch_room(stream.link, &watched[count])
                 count += 1
             elif type(candidate) is Stream:
                 # More than one poll takes: the flusher drains these and notifies.

@@ -18,6 +18,8 @@ from transfer.transports.core.native.flusher cimport let_go, reader_t, release_s
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
 from transfer.transports.core.native.kernel_writes cimport F_CONTROL, flusher_t, link_dispose, segment_t
 from transfer.transports.core.native.pool cimport Frame
+from transfer.transports.core.native.ring_channel cimport RingChannel
+from transfer.transports.core.native.ring_requests cimport ring_fail
 from transfer.transports.core.native.system cimport (
     SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown,
 )
@@ -26,7 +28,7 @@ from transfer.transports.core.native.system cimport (
 cdef class Stream(Incoming):
     """Frames over a connected, non-blocking stream socket that belongs to it. Any thread may call."""
 
-    def open(self, int fd, TlsChannel channel=None):
+    def open(self, int fd, channel=None):
         """Sets the descriptor of a stream that was made without one; writes the queue."""
         # Not under the GIL: the holder of the mutex may wait for that. Under the mutex no thread closes the
         # stream.
@@ -34,8 +36,10 @@ cdef class Stream(Incoming):
         try:
             if self.link.fd >= 0 or self.link.closed:
                 raise InternalError("this stream was opened before")
-            if channel is not None:
-                self.link.tls = channel.give()
+            if type(channel) is TlsChannel:
+                self.link.tls = (<TlsChannel>channel).give()
+            elif channel is not None:
+                self.take_ring(<RingChannel?>channel, fd)
             self.link.fd = fd  # a thread that sees it sees the TLS too
         finally:
             pthread_mutex_unlock(&self.link.mutex)
@@ -108,9 +112,13 @@ cdef class Stream(Incoming):
             store_int(&self.link.closed, 1)
             close_fd(self.link.fd)
             return 0
+        if self.link.ring != NULL and self.carrier is not None:
+            self.carrier.leave()  # before its descriptor is closed
         self.take_mutex()
         store_int(&self.link.closed, 1)
         fd = self.link.fd
+        if self.link.ring != NULL:
+            ring_fail(self.link.ring)  # before memory is freed that the peer reads
         if self.link.reading:
             # A thread is in recv: its descriptor must not be reused during that.
             shutdown(fd, SHUT_RDWR)
@@ -150,8 +158,10 @@ cdef class Stream(Incoming):
         self.link.head = self.link.tail = NULL
         if not alone:
             pthread_mutex_unlock(&self.link.mutex)
-        if fd >= 0:
+        if alone and fd >= 0:
             close_fd(fd)
+        elif fd >= 0:
+            self.close_descriptor(fd)
         release_segments(left, None)
 
     def __dealloc__(self):

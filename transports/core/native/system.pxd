@@ -30,7 +30,12 @@ cdef extern from "<sys/socket.h>" nogil:
     int shutdown(int, int)
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
+    int MSG_PEEK
     int SHUT_RDWR
+
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int, unsigned long, int*)
+    unsigned long FIONREAD
 
 cdef extern from "<sys/uio.h>" nogil:
     ssize_t readv(int, const iovec*, int)

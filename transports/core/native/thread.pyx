@@ -14,10 +14,10 @@ from posix.unistd cimport close, read, write
 from transfer.transports.core.native.atomic cimport load, load_int, store_int
 from transfer.transports.core.native.kernel_writes cimport (
     CREDIT_KIND, CREDIT_NS, F_CONTROL, HEADER, WOULD_BLOCK, flusher_t, link_free, link_put_header,
-    link_reserve, link_t, link_write, now_ns, segment_t, store_segment,
+    link_reserve, link_t, link_watch_room, link_write, now_ns, segment_t, store_segment,
 )
 from transfer.transports.core.native.system cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLONESHOT, EPOLLOUT,
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLONESHOT,
     POLLIN, PR_SET_NAME, PR_SET_TIMERSLACK, SIG_SETMASK, epoll_create1, epoll_ctl, epoll_event,
     epoll_wait, eventfd, pollfd, ppoll, prctl, pthread_atfork, pthread_create, pthread_join,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -219,15 +219,17 @@ cdef void drain_writable(flusher_t* flusher) noexcept nogil:
 cdef void write_and_watch(flusher_t* flusher, link_t* link) noexcept nogil:
     """Writes; if the kernel is full again, waits for room, unless a sender waits there itself."""
     cdef epoll_event event
+    cdef pollfd room
     cdef int answer
     link.wants_output = 1      # link_write must not arm: this is the flusher already
     answer = link_write(link)
     link.wants_output = 0
     if answer == WOULD_BLOCK and not load_int(&link.waiters):
-        event.events = EPOLLOUT | EPOLLONESHOT
+        link_watch_room(link, &room)
+        event.events = room.events | EPOLLONESHOT  # epoll has poll's numbers
         event.data.ptr = link
-        if epoll_ctl(flusher.epoll_fd, EPOLL_CTL_MOD, link.fd, &event) != 0:
-            epoll_ctl(flusher.epoll_fd, EPOLL_CTL_ADD, link.fd, &event)
+        if epoll_ctl(flusher.epoll_fd, EPOLL_CTL_MOD, room.fd, &event) != 0:
+            epoll_ctl(flusher.epoll_fd, EPOLL_CTL_ADD, room.fd, &event)
         link.wants_output = 1
     hand_over_finished(flusher, link)
 

@@ -2,9 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from transfer.transports.core.native.libibverbs cimport (
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_srq,
-)
+from transfer.transports.core.native.libibverbs cimport ibv_context, ibv_mr, ibv_pd, ibv_qp
 
 
 cdef class VerbsDevice:
@@ -26,29 +24,6 @@ cdef class VerbsRegion:
     cdef int end(self) noexcept
 
 
-cdef class VerbsQueue:
-    cdef VerbsDevice device
-    cdef ibv_comp_channel* channel
-    cdef ibv_cq* queue
-    cdef object make
-    cdef unsigned int taken  # events that are not acknowledged
-    cdef int end(self) noexcept
-
-
-cdef class VerbsSharedQueue:
-    cdef VerbsDevice device
-    cdef ibv_srq* queue
-    cdef int end(self) noexcept
-
-
-cdef class VerbsPair:
-    cdef VerbsDevice device
-    cdef VerbsQueue queue
-    cdef VerbsSharedQueue shared
-    cdef ibv_qp* pair
-    cdef readonly uint32_t number
-    cdef int end(self) noexcept
-    cdef int check(self) except -1
-    cdef int modify(self, ibv_qp_attr* wanted, int mask) except -1
-    cdef int post(self, uint64_t wr_id, int opcode, uint64_t address, uint32_t length, uint32_t lkey,
-                  uint64_t remote, uint32_t rkey, unsigned int flags) except -1
+cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
+                      int mtu, int reads, int timeout, int retries, int port, int gid_index,
+                      uint32_t our_psn) except -1

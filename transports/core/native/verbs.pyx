@@ -1,11 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Devices, regions, queues and queue pairs of libibverbs.
+"""Devices and regions of libibverbs. The queues of a connection are in ring.pyx.
 
-What posts and polls goes through the device's own table of functions, as the inline functions of
-infiniband/verbs.h do. An object belongs to the process that made it: in a forked child `close` does nothing,
-since the child shares the device's descriptor with its parent. An object keeps those that it needs alive
-(`no_gc_clear`: until its own end, also when it is collected), and they have to be closed after it. Nothing
-here has a lock: what `transports/rdma/driver.py` says about threads holds. Calls release the GIL. Errors are
+An object belongs to the process that made it: in a forked child `close` does nothing, since the child shares
+the device's descriptor with its parent. An object keeps those that it needs alive (`no_gc_clear`: until its
+own end, also when it is collected), and they have to be closed after it. Calls release the GIL. Errors are
 OSError with libibverbs' errno.
 """
 
@@ -17,23 +15,66 @@ from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from posix.unistd cimport getpid
 
 from transfer.transports.core.native.libibverbs cimport (
-    IBV_ACCESS_REMOTE_READ, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_SM_CHANGE, IBV_LINK_LAYER_ETHERNET,
-    IBV_PORT_ACTIVE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
-    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
-    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT,
-    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ,
-    IBV_WR_SEND, failed, ibv_async_event, ibv_cq, ibv_device_attr, ibv_mr, ibv_port_attr, ibv_qp,
-    ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr, ibv_wc,
-    load, verbs,
+    IBV_EVENT_PORT_ACTIVE, IBV_EVENT_SM_CHANGE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
+    IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
+    IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
+    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT, IBV_QPS_RTR,
+    IBV_QPS_RTS, failed, ibv_async_event, ibv_device_attr, ibv_mr, ibv_port_attr, ibv_qp, ibv_qp_attr, load,
+    verbs,
 )
-
-cdef enum:
-    BATCH = 64  # completions of one poll
 
 
 cdef int closed(int error) noexcept nogil:
     """The result of closing an object: on a device that is gone there is nothing left to close."""
     return 0 if error == EIO else error
+
+
+cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
+                      int mtu, int reads, int timeout, int retries, int port, int gid_index,
+                      uint32_t our_psn) except -1:
+    """From reset to ready to send. access: of the peer. number, gid (16 bytes), lid, psn: of its queue pair.
+    mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then a packet is sent again.
+    retries: at most 6, since 7 can mean without end. port, gid_index, our_psn: of this side. Raises
+    OSError."""
+    cdef ibv_qp_attr wanted
+    if len(gid) != 16:
+        raise failed(EINVAL, "a GID has 16 bytes")
+    memset(&wanted, 0, sizeof(wanted))
+    wanted.qp_state = IBV_QPS_INIT
+    wanted.port_num = port
+    wanted.qp_access_flags = access
+    modify(pair, &wanted, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+    wanted.qp_state = IBV_QPS_RTR
+    wanted.path_mtu = mtu.bit_length() - 8  # IBV_MTU_256 is 1
+    wanted.dest_qp_num = number
+    wanted.rq_psn = psn
+    wanted.max_dest_rd_atomic = reads
+    wanted.min_rnr_timer = 12
+    memcpy(wanted.ah_attr.dgid, <char*> gid, 16)
+    wanted.ah_attr.sgid_index = gid_index
+    wanted.ah_attr.hop_limit = 64
+    wanted.ah_attr.is_global = 1
+    wanted.ah_attr.port_num = port
+    wanted.ah_attr.dlid = lid
+    modify(pair, &wanted, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
+           | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
+    wanted.qp_state = IBV_QPS_RTS
+    wanted.timeout = timeout
+    wanted.retry_cnt = wanted.rnr_retry = retries
+    wanted.sq_psn = our_psn
+    wanted.max_rd_atomic = reads
+    modify(pair, &wanted, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY
+           | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
+    return 0
+
+
+cdef int modify(ibv_qp* pair, ibv_qp_attr* wanted, int mask) except -1:
+    cdef int error
+    with nogil:
+        error = verbs.ibv_modify_qp(pair, wanted, mask)
+    if error:
+        raise failed(error, "connecting a queue pair")
+    return 0
 
 
 cdef class VerbsDevice:
@@ -97,8 +138,8 @@ cdef class VerbsDevice:
         return self.context.async_fd if self.context != NULL else -1
 
     def limits(self):
-        """(queue pairs, entries of a completion queue, requests of a queue pair, of a shared receive queue,
-        regions, READs at once as target, as initiator)."""
+        """(queue pairs, entries of a completion queue, requests of a queue pair, regions, READs at once as
+        target, as initiator)."""
         cdef ibv_device_attr found
         cdef int error
         self.check()
@@ -107,7 +148,7 @@ cdef class VerbsDevice:
             error = verbs.ibv_query_device(self.context, &found)
         if error:
             raise failed(error, "asking for the device's limits")
-        return (found.max_qp, found.max_cqe, found.max_qp_wr, found.max_srq_wr, found.max_mr,
+        return (found.max_qp, found.max_cqe, found.max_qp_wr, found.max_mr,
                 found.max_qp_rd_atom, found.max_qp_init_rd_atom)
 
     def port(self, uint8_t number):
@@ -194,280 +235,3 @@ cdef class VerbsRegion:
         cdef int error = self.end()
         if error:
             raise failed(error, "deregistering memory")
-
-
-@cython.no_gc_clear
-cdef class VerbsQueue:
-    """A completion queue with its completion channel.
-
-    make: called with (wr_id, status, length, number of the queue pair) of each completion.
-    """
-
-    def __cinit__(self, VerbsDevice device, int depth, object make):
-        """Raises OSError."""
-        self.device = device
-        self.make = make
-        device.check()
-        with nogil:
-            self.channel = verbs.ibv_create_comp_channel(device.context)
-        if self.channel == NULL:
-            raise failed(errno or EINVAL, "making a completion channel")
-        fcntl(self.channel.fd, F_SETFL, fcntl(self.channel.fd, F_GETFL) | O_NONBLOCK)
-        with nogil:
-            self.queue = verbs.ibv_create_cq(device.context, depth, NULL, self.channel, 0)
-        if self.queue == NULL:
-            raise failed(errno or EINVAL, f"making a completion queue of {depth}")
-
-    def __dealloc__(self):
-        self.end()
-
-    cdef int end(self) noexcept:
-        cdef ibv_cq* queue = self.queue
-        cdef ibv_comp_channel* channel = self.channel
-        cdef int error = 0
-        self.queue = NULL  # first: another thread may close it meanwhile
-        self.channel = NULL
-        if self.device is None or self.device.pid != getpid():
-            return 0
-        with nogil:
-            if queue != NULL:
-                if self.taken:  # destroying waits until all events are acknowledged
-                    verbs.ibv_ack_cq_events(queue, self.taken)
-                    self.taken = 0
-                error = closed(verbs.ibv_destroy_cq(queue))
-            if channel != NULL and not error:
-                error = closed(verbs.ibv_destroy_comp_channel(channel))
-        if error:
-            self.queue, self.channel = queue, channel
-        return error
-
-    @property
-    def fd(self):
-        """Readable when the queue was armed and a completion came afterwards; -1 when closed."""
-        return self.channel.fd if self.channel != NULL else -1
-
-    def poll(self, int limit):
-        """Up to `limit` completions, without waiting. Raises OSError: the queue has failed."""
-        cdef ibv_wc found[BATCH]
-        cdef int count, at
-        if self.queue == NULL:
-            return []
-        with nogil:
-            count = self.queue.context.ops.poll_cq(self.queue, limit if limit < BATCH else BATCH, found)
-        if count < 0:
-            raise failed(-count, "polling the completion queue")
-        return [self.make(found[at].wr_id, found[at].status, found[at].byte_len, found[at].qp_num)
-                for at in range(count)]
-
-    def arm(self):
-        """The next completion makes `fd` readable."""
-        cdef int error
-        if self.queue == NULL:
-            return
-        with nogil:
-            error = self.queue.context.ops.req_notify_cq(self.queue, 0)
-        if error:
-            raise failed(error, "arming the completion queue")
-
-    def take_event(self):
-        """Takes one event that made `fd` readable, without waiting. False: there is none."""
-        cdef ibv_cq* queue
-        cdef void* unused
-        cdef int error
-        if self.channel == NULL:
-            return False
-        with nogil:
-            error = verbs.ibv_get_cq_event(self.channel, &queue, &unused)
-            if not error:
-                self.taken += 1
-                if self.taken >= BATCH:  # acknowledging takes a mutex: for many at once
-                    verbs.ibv_ack_cq_events(self.queue, self.taken)
-                    self.taken = 0
-        return not error
-
-    def close(self):
-        """Idempotent. Queue pairs and shared receive queues that use it have to be closed before."""
-        cdef int error = self.end()
-        if error:
-            raise failed(error, "closing the completion queue")
-
-
-@cython.no_gc_clear
-cdef class VerbsSharedQueue:
-    """A shared receive queue."""
-
-    def __cinit__(self, VerbsDevice device, uint32_t depth):
-        """Raises OSError."""
-        cdef ibv_srq_init_attr wanted
-        self.device = device
-        device.check()
-        memset(&wanted, 0, sizeof(wanted))
-        wanted.attr.max_wr = depth
-        wanted.attr.max_sge = 1
-        with nogil:
-            self.queue = verbs.ibv_create_srq(device.domain, &wanted)
-        if self.queue == NULL:
-            raise failed(errno or EINVAL, f"making a shared receive queue of {depth}")
-
-    def __dealloc__(self):
-        self.end()
-
-    cdef int end(self) noexcept:
-        cdef ibv_srq* queue = self.queue
-        cdef int error = 0
-        self.queue = NULL  # first: another thread may close it meanwhile
-        if queue != NULL and self.device.pid == getpid():
-            with nogil:
-                error = closed(verbs.ibv_destroy_srq(queue))
-            if error:
-                self.queue = queue
-        return error
-
-    def post(self, uint64_t wr_id, uint64_t address, uint32_t length, uint32_t lkey):
-        """Passes a buffer to the device until its completion."""
-        cdef ibv_sge piece
-        cdef ibv_recv_wr request
-        cdef ibv_recv_wr* bad
-        cdef int error
-        if self.queue == NULL:
-            raise failed(EINVAL, "the shared receive queue is closed")
-        piece.addr, piece.length, piece.lkey = address, length, lkey
-        request.wr_id, request.next, request.sg_list, request.num_sge = wr_id, NULL, &piece, 1
-        with nogil:
-            error = self.queue.context.ops.post_srq_recv(self.queue, &request, &bad)
-        if error:
-            raise failed(error, "posting a receive buffer")
-
-    def close(self):
-        """Idempotent."""
-        cdef int error = self.end()
-        if error:
-            raise failed(error, "closing the shared receive queue")
-
-
-@cython.no_gc_clear
-cdef class VerbsPair:
-    """A queue pair of a reliable connection (RC). number: by which the peer connects."""
-
-    def __cinit__(self, VerbsDevice device, VerbsQueue queue, VerbsSharedQueue shared, uint32_t depth):
-        """depth: requests posted at once. Raises OSError."""
-        cdef ibv_qp_init_attr wanted
-        self.device, self.queue, self.shared = device, queue, shared
-        device.check()
-        if queue.queue == NULL or shared.queue == NULL:
-            raise failed(EINVAL, "a queue is closed")
-        memset(&wanted, 0, sizeof(wanted))
-        wanted.send_cq = wanted.recv_cq = queue.queue
-        wanted.srq = shared.queue
-        wanted.cap.max_send_wr = depth
-        wanted.cap.max_send_sge = 1
-        wanted.qp_type = IBV_QPT_RC
-        with nogil:
-            self.pair = verbs.ibv_create_qp(device.domain, &wanted)
-        if self.pair == NULL:
-            raise failed(errno or EINVAL, "making a queue pair")
-        self.number = self.pair.qp_num
-
-    def __dealloc__(self):
-        self.end()
-
-    cdef int end(self) noexcept:
-        cdef ibv_qp* pair = self.pair
-        cdef int error = 0
-        self.pair = NULL  # first: another thread may close it meanwhile
-        if pair != NULL and self.device.pid == getpid():
-            with nogil:
-                error = closed(verbs.ibv_destroy_qp(pair))
-            if error:
-                self.pair = pair
-        return error
-
-    cdef int check(self) except -1:
-        if self.pair == NULL:
-            raise failed(EINVAL, "the queue pair is closed")
-        return 0
-
-    def connect(self, uint32_t number, bytes gid, int lid, uint32_t psn, int mtu, int reads, int timeout,
-                int retries, int port, int gid_index, uint32_t our_psn):
-        """From reset to ready to send. number, gid (16 bytes), lid, psn: of the peer; the rest as in
-        `driver.Destination`. mtu: bytes. Raises OSError."""
-        cdef ibv_qp_attr wanted
-        self.check()
-        if len(gid) != 16:
-            raise failed(EINVAL, "a GID has 16 bytes")
-        memset(&wanted, 0, sizeof(wanted))
-        wanted.qp_state = IBV_QPS_INIT
-        wanted.port_num = port
-        wanted.qp_access_flags = IBV_ACCESS_REMOTE_READ
-        self.modify(&wanted, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
-        wanted.qp_state = IBV_QPS_RTR
-        wanted.path_mtu = mtu.bit_length() - 8  # IBV_MTU_256 is 1
-        wanted.dest_qp_num = number
-        wanted.rq_psn = psn
-        wanted.max_dest_rd_atomic = reads
-        wanted.min_rnr_timer = 12
-        memcpy(wanted.ah_attr.dgid, <char*> gid, 16)
-        wanted.ah_attr.sgid_index = gid_index
-        wanted.ah_attr.hop_limit = 64
-        wanted.ah_attr.is_global = 1
-        wanted.ah_attr.port_num = port
-        wanted.ah_attr.dlid = lid
-        self.modify(&wanted, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
-                    | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
-        wanted.qp_state = IBV_QPS_RTS
-        wanted.timeout = timeout
-        wanted.retry_cnt = wanted.rnr_retry = retries
-        wanted.sq_psn = our_psn
-        wanted.max_rd_atomic = reads
-        self.modify(&wanted, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY
-                    | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
-
-    cdef int modify(self, ibv_qp_attr* wanted, int mask) except -1:
-        cdef int error
-        with nogil:
-            error = verbs.ibv_modify_qp(self.pair, wanted, mask)
-        if error:
-            raise failed(error, "connecting a queue pair")
-        return 0
-
-    def send(self, uint64_t wr_id, uint64_t address, uint32_t length, uint32_t lkey, bint signaled):
-        """Sends a buffer into one that the peer has posted."""
-        self.post(wr_id, IBV_WR_SEND, address, length, lkey, 0, 0, IBV_SEND_SIGNALED if signaled else 0)
-
-    def read(self, uint64_t wr_id, uint64_t address, uint32_t length, uint32_t lkey, uint64_t remote,
-             uint32_t rkey):
-        """Reads the peer's memory at `remote` into ours. Always signaled."""
-        self.post(wr_id, IBV_WR_RDMA_READ, address, length, lkey, remote, rkey, IBV_SEND_SIGNALED)
-
-    cdef int post(self, uint64_t wr_id, int opcode, uint64_t address, uint32_t length, uint32_t lkey,
-                  uint64_t remote, uint32_t rkey, unsigned int flags) except -1:
-        cdef ibv_sge piece
-        cdef ibv_send_wr request
-        cdef ibv_send_wr* bad
-        cdef int error
-        self.check()
-        memset(&request, 0, sizeof(request))
-        piece.addr, piece.length, piece.lkey = address, length, lkey
-        request.wr_id, request.opcode, request.send_flags = wr_id, opcode, flags
-        request.sg_list, request.num_sge = &piece, 1
-        request.remote_addr, request.rkey = remote, rkey
-        with nogil:
-            error = self.pair.context.ops.post_send(self.pair, &request, &bad)
-        if error:
-            raise failed(error, "posting a request")
-        return 0
-
-    def fail(self):
-        """Nothing arrives any more, and what is posted completes with an error. Never raises."""
-        cdef ibv_qp_attr wanted
-        if self.pair != NULL and self.device.pid == getpid():
-            memset(&wanted, 0, sizeof(wanted))
-            wanted.qp_state = IBV_QPS_ERR
-            with nogil:
-                verbs.ibv_modify_qp(self.pair, &wanted, IBV_QP_STATE)
-
-    def close(self):
-        """From now on the peer cannot access our memory through it. Idempotent."""
-        cdef int error = self.end()
-        if error:
-            raise failed(error, "closing a queue pair")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import errno
+import fcntl
 import socket
+import termios
 import threading
 import time
 from contextlib import suppress
@@ -69,6 +72,15 @@ class Stream(Subscribable, Outgoing):
 
     def fileno(self) -> int:
         return self.fd
+
+    by_rdma = registers_device_memory = False
+
+    @property
+    def unread(self) -> int:
+        answer = array.array("i", [0])
+        with suppress(OSError):
+            fcntl.ioctl(self.fd, termios.FIONREAD, answer)
+        return answer[0]
 
     def open(self, fd: int, channel: TlsChannel | None = None) -> None:
         """For a stream made with fd -1: takes the descriptor over and writes queued output."""

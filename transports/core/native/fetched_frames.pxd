@@ -1,0 +1,34 @@
+# Payloads that a Stream READs by RDMA. See fetched_frames.pyx.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from transfer.transports.core.native.flusher cimport reader_t
+from transfer.transports.core.native.large_frames cimport Large
+from transfer.transports.core.native.pool cimport Frame
+from transfer.transports.core.native.ring cimport fetch_t
+
+cdef packed struct announcement_t:
+    uint32_t rkey
+    uint32_t number
+    uint64_t address
+    uint64_t length
+
+
+cdef class Fetch:
+    cdef fetch_t state
+    cdef uint32_t number
+    cdef object memory
+
+    cdef bint complete(self) noexcept
+
+
+cdef class Fetched(Large):
+    cdef list fetches               # begun READs of payloads whose frames come after the present one
+    cdef Fetch fetching             # of `large`
+    cdef uint32_t announced         # the number of the last announcement that was READ, or is
+    cdef uint32_t begun             # the same of the last READ that has begun
+
+    cdef int begin_fetch(self, Frame frame) except -1
+    cdef Fetch begin_read(self, announcement_t* announced)
+    cdef int read_fetched(self, reader_t* reader) except -1
+    cdef int look_further(self, reader_t* reader) except -1

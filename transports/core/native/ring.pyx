@@ -1,0 +1,320 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""A connection's bytes by RDMA, without the GIL: as a socket's, for kernel_writes.pyx and incoming.pyx.
+
+Each side lends its peer a ring of memory. The peer has one of the same size, copies bytes there, and writes
+them to the same place of the ring by RDMA WRITE with their number as immediate data, which takes one of the
+receives that this side posted; these have no buffers. What the reader consumed, the receives that were posted
+again, and the payloads that were READ stand in a report, which a plain WRITE brings into the peer's memory:
+it costs the peer neither a receive nor a wake-up, and the peer looks there when it needs room. A writer that
+finds none asks to be woken, and sleeps on the completion channel.
+
+`ring_t.mutex` guards the ring; order: link, then ring. Only one thread reads at a time, so it copies without
+the mutex. ring_requests.pyx talks to the device.
+"""
+
+from libc.errno cimport EAGAIN, ECONNRESET, EPIPE, EPROTO
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
+from posix.unistd cimport read
+
+from transfer.transports.core.native.atomic cimport add
+from transfer.transports.core.native.ring_requests cimport (
+    ANNOUNCED, ASK, RECEIVES, REQUESTS, RESERVED, arm, broken, fetch_t, may_post, post_reads, post_write,
+    refresh, report_if_due, ring_poll, ring_t, tell_reader, tell_writer,
+)
+from transfer.transports.core.native.system cimport (
+    MSG_DONTWAIT, MSG_PEEK, pthread_mutex_lock, pthread_mutex_unlock, recv,
+)
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    static inline void errno_is(int value) { errno = value; }
+    """
+    void errno_is(int) nogil
+
+cdef enum:
+    PIECE = 64 * 1024               # bytes of one WRITE: the device sends while more is copied
+
+
+# --- writing ----------------------------------------------------------------------------------------
+
+
+cdef size_t room_of(ring_t* ring) noexcept nogil:
+    """Bytes that may be written now."""
+    if ring.requests - ring.completed >= REQUESTS - RESERVED:
+        return 0
+    if ring.immediates - ring.known.posted >= RECEIVES - RESERVED:
+        return 0
+    return ring.outgoing_size - (ring.written - ring.known.consumed)
+
+
+cdef size_t find_room(ring_t* ring) noexcept nogil:
+    cdef size_t room = room_of(ring)
+    if room == 0:
+        ring_poll(ring)
+        refresh(ring)
+        room = room_of(ring)
+    return room
+
+
+cdef size_t sleep_for_room(ring_t* ring) noexcept nogil:
+    """Asks for it, and makes the channel readable when it is there. Returns room that came meanwhile."""
+    if not ring.asking and may_post(ring):
+        ring.asking = 1
+        post_write(ring, NULL, 0, ring.remote, True, ASK, True)
+    ring.blocked = 1
+    want_room(ring)
+    if room_of(ring) == 0:
+        notice_end(ring)
+    return room_of(ring)
+
+
+cdef void want_room(ring_t* ring) noexcept nogil:
+    """The caller may sleep on `room_watch_fd` then, if it finds none."""
+    cdef uint64_t drained
+    if ring.room_told:
+        ring.room_told = 0
+        read(ring.room_fd, &drained, 8)
+    arm(ring, False)
+    refresh(ring)
+    ring.room_wanted = 1
+    if ring.blocked and room_of(ring):
+        tell_writer(ring)  # the event may have been for another thread, which waits to write
+
+
+cdef void notice_end(ring_t* ring) noexcept nogil:
+    """For who is no reader."""
+    if has_ended(ring) == 0:
+        broken(ring, EPIPE)
+        tell_reader(ring)
+
+
+cdef int has_ended(ring_t* ring) noexcept nogil:
+    """Whether the peer has closed the TCP connection: 0. 1: it sent something there; -1: errno."""
+    cdef char byte
+    return <int> recv(ring.connection_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT)
+
+
+cdef ssize_t ring_write(ring_t* ring, iovec* vectors, int count) noexcept nogil:
+    """As writev: bytes taken, or -1 with errno EAGAIN or the end's."""
+    cdef size_t room
+    cdef size_t total = 0
+    cdef size_t done = 0
+    cdef size_t piece
+    cdef int vector = 0
+    pthread_mutex_lock(&ring.mutex)
+    while not ring.error and not ring.ended and vector < count:
+        room = find_room(ring)
+        if room == 0 and total == 0:
+            room = sleep_for_room(ring)
+        if room == 0 or ring.error:
+            break
+        piece = gather_piece(ring, room, vectors, count, &vector, &done)
+        if post_write(ring, ring.outgoing + ring.written % ring.outgoing_size, piece,
+                      ring.remote + ring.written % ring.outgoing_size, True, <uint32_t> piece):
+            break
+        ring.blocked = 0
+        ring.written += piece
+        total += piece
+    if total == 0:
+        errno_is(ring.error if ring.error else ECONNRESET if ring.ended else EAGAIN)
+    pthread_mutex_unlock(&ring.mutex)
+    return <ssize_t> total if total else -1
+
+
+cdef size_t gather_piece(ring_t* ring, size_t room, iovec* vectors, int count, int* vector,
+                         size_t* done) noexcept nogil:
+    """Copies the next bytes to their place, as one piece: `vector` and `done` tell where they begin."""
+    cdef size_t place = ring.written % ring.outgoing_size
+    cdef size_t most = min(min(room, ring.outgoing_size - place), <size_t> PIECE)
+    cdef size_t piece = 0
+    cdef size_t part
+    while piece < most and vector[0] < count:
+        part = min(vectors[vector[0]].iov_len - done[0], most - piece)
+        memcpy(ring.outgoing + place + piece, <char*> vectors[vector[0]].iov_base + done[0], part)
+        piece += part
+        done[0] += part
+        if done[0] == vectors[vector[0]].iov_len:
+            vector[0] += 1
+            done[0] = 0
+    return piece
+
+
+cdef bint ring_flushed(ring_t* ring) noexcept nogil:
+    """Whether the peer's device has all that was written, and the peer has READ all that was announced. If
+    not, the channel becomes readable."""
+    cdef bint done
+    pthread_mutex_lock(&ring.mutex)
+    ring_poll(ring)
+    refresh(ring)
+    if ring.completed != ring.requests and ring.signaled != ring.requests and may_post(ring):
+        post_write(ring, NULL, 0, ring.remote, False, 0, True)  # it completes all before it
+    done = (ring.error != 0 or ring.ended
+            or (ring.completed == ring.requests and ring.known.fetched == ring.announced))
+    if not done:
+        want_room(ring)
+    pthread_mutex_unlock(&ring.mutex)
+    return done
+
+
+cdef void ring_look(ring_t* ring, bint sleeps) noexcept nogil:
+    """Takes what the peer reports. sleeps: the caller may wait for the channel then."""
+    pthread_mutex_lock(&ring.mutex)
+    ring_poll(ring)
+    refresh(ring)
+    if sleeps:
+        want_room(ring)
+        notice_end(ring)
+    pthread_mutex_unlock(&ring.mutex)
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+cdef ssize_t ring_read(ring_t* ring, iovec* vectors, int count) noexcept nogil:
+    """As readv: bytes, 0 at the end, or -1 with errno. With EAGAIN the watched descriptor becomes readable
+    when there is something."""
+    cdef size_t total = 0
+    cdef size_t part, place
+    cdef uint64_t arrived
+    cdef int vector = 0
+    cdef int answer
+    pthread_mutex_lock(&ring.mutex)
+    if ring.arrived == ring.consumed:
+        ring_poll(ring)
+    if ring.arrived == ring.consumed:
+        answer = look_at_end(ring)
+        if answer <= 0:
+            pthread_mutex_unlock(&ring.mutex)
+            return answer
+    arrived = ring.arrived
+    pthread_mutex_unlock(&ring.mutex)
+    while vector < count and ring.consumed + total < arrived:
+        place = (ring.consumed + total) % ring.incoming_size
+        part = min(min(<size_t> (arrived - ring.consumed - total), ring.incoming_size - place),
+                   vectors[vector].iov_len)
+        memcpy(vectors[vector].iov_base, ring.incoming + place, part)
+        total += part
+        if part == vectors[vector].iov_len:
+            vector += 1
+        else:
+            vectors[vector].iov_base = <char*> vectors[vector].iov_base + part
+            vectors[vector].iov_len -= part
+    pthread_mutex_lock(&ring.mutex)
+    ring.consumed += total
+    report_if_due(ring)
+    pthread_mutex_unlock(&ring.mutex)
+    return <ssize_t> total
+
+
+cdef int look_at_end(ring_t* ring) noexcept nogil:
+    """There are no bytes. 1: now there are; 0: the connection has ended; -1: errno tells. The mutex is
+    held."""
+    cdef uint64_t drained
+    cdef int found
+    if ring.left:
+        ring.left = 0
+        read(ring.left_fd, &drained, 8)
+    arm(ring, True)
+    if ring.arrived != ring.consumed:
+        return 1
+    if ring.error or ring.ended:
+        errno_is(ring.error if ring.error else ECONNRESET)
+        return -1
+    found = -1
+    errno_is(EAGAIN)
+    if not ring.news:  # something else made the descriptor readable
+        found = has_ended(ring)
+    ring.news = 0
+    if found == 0:  # bytes that were written before it
+        ring_poll(ring)
+        return 1 if ring.arrived != ring.consumed else 0
+    if found > 0:
+        errno_is(EPROTO)
+    return -1
+
+
+cdef int ring_wait(ring_t* ring) noexcept nogil:
+    """A payload is not complete. 1: look again; 0: the connection has ended; -1: errno tells, EAGAIN after
+    which the watched descriptor becomes readable."""
+    cdef int answer
+    pthread_mutex_lock(&ring.mutex)
+    answer = 1 if ring_poll(ring) else look_at_end(ring)
+    pthread_mutex_unlock(&ring.mutex)
+    return answer
+
+
+cdef size_t ring_unread(ring_t* ring) noexcept nogil:
+    """Bytes that wait to be read."""
+    cdef size_t count
+    pthread_mutex_lock(&ring.mutex)
+    if ring_poll(ring):
+        tell_reader(ring)
+    count = ring.arrived - ring.consumed
+    pthread_mutex_unlock(&ring.mutex)
+    return count
+
+
+cdef bint ring_has_news(ring_t* ring) noexcept nogil:
+    """For a thread that spins: whether something completed."""
+    cdef int found
+    pthread_mutex_lock(&ring.mutex)
+    found = ring_poll(ring)
+    pthread_mutex_unlock(&ring.mutex)
+    return found != 0
+
+
+cdef void ring_arm(ring_t* ring) noexcept nogil:
+    """From now on the watched descriptor tells."""
+    pthread_mutex_lock(&ring.mutex)
+    arm(ring, False)
+    pthread_mutex_unlock(&ring.mutex)
+
+
+# --- payloads that are READ -------------------------------------------------------------------------
+
+
+cdef void ring_fetch(ring_t* ring, fetch_t* fetch) noexcept nogil:
+    """Begins to READ a payload: those before it first. `done` counts its bytes."""
+    pthread_mutex_lock(&ring.mutex)
+    fetch.next = NULL
+    fetch.posted = fetch.done = 0
+    if ring.fetch_head == NULL:
+        ring.fetch_head = fetch
+    else:
+        ring.fetch_tail.next = fetch
+    ring.fetch_tail = fetch
+    if ring.fetch_next == NULL:
+        ring.fetch_next = fetch
+    post_reads(ring)
+    pthread_mutex_unlock(&ring.mutex)
+
+
+cdef bint ring_announce(ring_t* ring, size_t size) noexcept nogil:
+    """Counts a payload that is announced next. False: too many are not READ."""
+    cdef bint few
+    pthread_mutex_lock(&ring.mutex)
+    few = ring.announced - ring.released < ANNOUNCED
+    if few:
+        ring.sizes[ring.announced % ANNOUNCED] = size
+        add(&ring.announced, 1)
+        add(&ring.unread_bytes, size)
+    pthread_mutex_unlock(&ring.mutex)
+    return few
+
+
+cdef void ring_recall(ring_t* ring) noexcept nogil:
+    """The last payload is not announced after all."""
+    pthread_mutex_lock(&ring.mutex)
+    add(&ring.announced, -1)
+    add(&ring.unread_bytes, -ring.sizes[ring.announced % ANNOUNCED])
+    pthread_mutex_unlock(&ring.mutex)
+
+
+cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil:
+    """Announced payloads that the peer has READ."""
+    pthread_mutex_lock(&ring.mutex)
+    refresh(ring)
+    pthread_mutex_unlock(&ring.mutex)
+    return ring.known.fetched

@@ -1,0 +1,365 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""What a ring posts to its queue pair and what completes there, without the GIL. ring.pyx explains it.
+
+Everything that comes from the peer is checked here: a count of bytes for which there is no room, and a report
+that shrinks or is beyond what was sent, end the connection.
+
+Functions without `ring_` in their name are called with the mutex held, and so is `ring_poll`.
+"""
+
+from libc.errno cimport ECONNRESET, EIO, EPROTO, ETIMEDOUT
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.mman cimport munmap
+from posix.unistd cimport close, write
+
+from transfer.transports.core.native.atomic cimport add
+from transfer.transports.core.native.libibverbs cimport (
+    IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, ibv_cq, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, verbs,
+)
+from transfer.transports.core.native.system cimport (
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
+
+cdef extern from "<arpa/inet.h>" nogil:
+    uint32_t htonl(uint32_t)
+    uint32_t ntohl(uint32_t)
+
+# What the device writes meanwhile.
+cdef extern from *:
+    """
+    #define ACQUIRE(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+    """
+    uint64_t acquire "ACQUIRE" (uint64_t* at) nogil
+
+cdef enum:
+    BATCH = 32                      # completions of one poll, and receives of one post
+    SIGNAL_EVERY = 16               # requests
+    READ_KIND = 1                   # in the lowest bit of a request's number
+    # of enum ibv_wc_status and ibv_wc_opcode
+    RETRIES_EXCEEDED = 12
+    RECEIVED_IMMEDIATE = 129
+
+
+cdef ring_t* ring_new() noexcept nogil:
+    cdef ring_t* ring = <ring_t*> calloc(1, sizeof(ring_t))
+    if ring != NULL:
+        pthread_mutex_init(&ring.mutex, NULL)
+        ring.connection_fd = ring.channel_fd = -1
+        ring.watch_fd = ring.left_fd = ring.room_watch_fd = ring.room_fd = -1
+    return ring
+
+
+cdef void ring_free(ring_t* ring) noexcept nogil:
+    """After its end."""
+    if ring != NULL:
+        pthread_mutex_destroy(&ring.mutex)
+        free(ring)
+
+
+# --- completions ------------------------------------------------------------------------------------
+
+
+cdef int broken(ring_t* ring, int error) noexcept nogil:
+    if ring.error == 0:
+        ring.error = error
+    return -1
+
+
+cdef int ring_poll(ring_t* ring) noexcept nogil:
+    """Takes all completions that are there. Returns their number. The mutex is held."""
+    cdef ibv_wc found[BATCH]
+    cdef int count = BATCH
+    cdef int total = 0
+    cdef int at
+    if ring.ended:
+        return 0
+    while count == BATCH:
+        count = ring.queue.context.ops.poll_cq(ring.queue, BATCH, found)
+        if count < 0:
+            broken(ring, EIO)
+            break
+        for at in range(count):
+            completed(ring, &found[at])
+        total += count
+    if total:
+        ring.news = 1
+        if ring.taken - ring.posted_again >= RECEIVES // 4:
+            post_receives(ring, <int> (ring.taken - ring.posted_again))
+        post_reads(ring)
+        report_if_due(ring)
+        if ring.room_wanted and (ring.room_news or ring.error):
+            tell_writer(ring)
+        ring.room_news = 0
+    return total
+
+
+cdef void completed(ring_t* ring, ibv_wc* one) noexcept nogil:
+    cdef uint32_t immediate
+    if one.status:
+        if ring.status == 0:
+            ring.status = one.status
+            broken(ring, ETIMEDOUT if one.status == RETRIES_EXCEEDED else EIO)
+        return
+    if one.opcode != RECEIVED_IMMEDIATE:
+        ring.completed = one.wr_id >> 1
+        ring.room_news = 1
+        if one.wr_id & READ_KIND:
+            read_completed(ring)
+        return
+    ring.taken += 1
+    immediate = ntohl(one.imm_data)
+    if immediate == ASK:
+        ring.peer_waits = 1
+    elif immediate == ROOM:
+        ring.asking = 0
+        ring.room_news = 1
+    elif immediate == FETCHED:
+        ring.room_news = 1
+    else:
+        if not 0 < immediate <= ring.incoming_size - (ring.arrived - ring.consumed):
+            broken(ring, EPROTO)
+        else:
+            ring.arrived += immediate
+
+
+cdef bint take_event(ring_t* ring) noexcept nogil:
+    cdef ibv_cq* queue
+    cdef void* unused
+    if verbs.ibv_get_cq_event(ring.channel, &queue, &unused):
+        return False
+    ring.events += 1
+    if ring.events >= BATCH:  # acknowledging takes a mutex: for many at once
+        verbs.ibv_ack_cq_events(ring.queue, ring.events)
+        ring.events = 0
+    return True
+
+
+cdef void arm(ring_t* ring, bint reader) noexcept nogil:
+    """Nothing is there: the next completion makes the channel readable. Takes what came meanwhile.
+
+    reader: the one who reads calls, and sleeps only when nothing is left. Others take events that are also
+    the reader's, and completions from before the queue was armed raise none: then `left_fd` tells the reader.
+    """
+    if ring.ended:
+        return
+    if ring.armed:
+        if not take_event(ring):
+            return  # it is still to come
+        ring.armed = 0
+    if ring.queue.context.ops.req_notify_cq(ring.queue, 0):
+        broken(ring, EIO)
+    ring.armed = 1
+    ring_poll(ring)
+    if not reader or ring.arrived != ring.consumed or ring.error:
+        tell_reader(ring)
+
+
+cdef void tell_reader(ring_t* ring) noexcept nogil:
+    cdef uint64_t one = 1
+    if not ring.left:
+        ring.left = 1
+        write(ring.left_fd, &one, 8)
+
+
+cdef void tell_writer(ring_t* ring) noexcept nogil:
+    cdef uint64_t one = 1
+    ring.room_wanted = 0
+    if not ring.room_told:
+        ring.room_told = 1
+        write(ring.room_fd, &one, 8)
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+
+cdef bint may_post(ring_t* ring) noexcept nogil:
+    return ring.requests - ring.completed < REQUESTS
+
+
+cdef int post(ring_t* ring, ibv_send_wr* request, ibv_sge* piece, int kind, bint signaled) noexcept nogil:
+    cdef ibv_send_wr* bad
+    cdef int error
+    if ring.ended or ring.error:
+        return -1
+    ring.requests += 1
+    if signaled or ring.requests % SIGNAL_EVERY == 0:
+        request.send_flags |= IBV_SEND_SIGNALED
+        ring.signaled = ring.requests
+    request.wr_id = ring.requests << 1 | kind
+    request.sg_list = piece
+    request.num_sge = 1 if piece.length else 0
+    error = ring.pair.context.ops.post_send(ring.pair, request, &bad)
+    return broken(ring, EIO) if error else 0
+
+
+cdef int post_write(ring_t* ring, const char* data, size_t size, uint64_t remote, bint immediate,
+                    uint32_t value, bint signaled=False) noexcept nogil:
+    """Writes `size` bytes of our outgoing region."""
+    cdef ibv_send_wr request
+    cdef ibv_sge piece
+    memset(&request, 0, sizeof(request))
+    piece.addr, piece.length, piece.lkey = <uint64_t> data, <uint32_t> size, ring.outgoing_region.lkey
+    request.opcode = IBV_WR_RDMA_WRITE
+    request.remote_addr, request.rkey = remote, ring.rkey
+    if size <= ring.inline_bytes:
+        request.send_flags = IBV_SEND_INLINE
+    if immediate:
+        request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM
+        request.imm_data = htonl(value)
+        ring.immediates += 1
+    return post(ring, &request, &piece, 0, signaled)
+
+
+cdef int post_receives(ring_t* ring, int count) noexcept nogil:
+    cdef ibv_recv_wr requests[BATCH]
+    cdef ibv_recv_wr* bad
+    cdef int some, at
+    ring.posted_again += count
+    while count > 0:
+        some = min(count, BATCH)
+        memset(requests, 0, sizeof(requests))
+        for at in range(some - 1):
+            requests[at].next = &requests[at + 1]
+        if ring.pair.context.ops.post_recv(ring.pair, requests, &bad):
+            return broken(ring, EIO)
+        count -= some
+    return 0
+
+
+cdef int ring_start(ring_t* ring) noexcept nogil:
+    """Posts the receives, before the peer can write."""
+    cdef int answer = post_receives(ring, RECEIVES)
+    ring.posted_again = 0
+    return answer
+
+
+cdef void post_reads(ring_t* ring) noexcept nogil:
+    cdef fetch_t* fetch
+    cdef ibv_send_wr request
+    cdef ibv_sge piece
+    while ring.fetch_next != NULL and ring.reads < ring.most_reads:
+        fetch = ring.fetch_next
+        memset(&request, 0, sizeof(request))
+        piece.addr, piece.lkey = <uint64_t> fetch.target + fetch.posted, fetch.lkey
+        piece.length = <uint32_t> min(fetch.size - fetch.posted, <size_t> CHUNK_OF_READ)
+        request.opcode = IBV_WR_RDMA_READ
+        request.remote_addr, request.rkey = fetch.source + fetch.posted, fetch.rkey
+        if post(ring, &request, &piece, READ_KIND, True):
+            return
+        ring.reads += 1
+        fetch.posted += piece.length
+        if fetch.posted == fetch.size:
+            ring.fetch_next = fetch.next
+
+
+cdef void read_completed(ring_t* ring) noexcept nogil:
+    """READs of a queue pair complete in order."""
+    cdef fetch_t* fetch = ring.fetch_head
+    ring.reads -= 1
+    if fetch == NULL:  # this side closed the connection
+        return
+    fetch.done += min(fetch.size - fetch.done, <size_t> CHUNK_OF_READ)
+    if fetch.done == fetch.size:
+        ring.fetch_head = fetch.next
+        ring.fetched += 1
+
+
+# --- reports ----------------------------------------------------------------------------------------
+
+
+cdef void report(ring_t* ring, uint32_t immediate) noexcept nogil:
+    """Writes the counts of this side into the peer's memory. immediate: 0, or what wakes the peer."""
+    if not may_post(ring):
+        return  # the next report says it too
+    ring.reported.consumed = ring.telling.consumed = ring.consumed
+    ring.reported.posted = ring.telling.posted = ring.posted_again
+    ring.reported.fetched = ring.telling.fetched = ring.fetched
+    post_write(ring, <char*> ring.telling, sizeof(report_t), ring.remote_report, immediate != 0, immediate)
+    if immediate == ROOM:
+        ring.peer_waits = 0
+
+
+cdef void report_if_due(ring_t* ring) noexcept nogil:
+    cdef bint enough = (ring.consumed - ring.reported.consumed >= ring.incoming_size // 4
+                        or ring.posted_again - ring.reported.posted >= RECEIVES // 4)
+    if ring.peer_waits and (enough or ring.arrived == ring.consumed):
+        report(ring, ROOM)
+    elif ring.fetched != ring.reported.fetched:
+        # A peer without receives for it has not looked at many completions: it will look here then.
+        report(ring, FETCHED if ring.immediates - ring.known.posted < RECEIVES - RESERVED else 0)
+    elif enough:
+        report(ring, 0)
+
+
+cdef int refresh(ring_t* ring) noexcept nogil:
+    """Takes over what the peer reports of itself, if it can be true."""
+    cdef uint64_t consumed, posted, fetched
+    if ring.ended:
+        return -1
+    consumed = acquire(&ring.told.consumed)
+    posted = acquire(&ring.told.posted)
+    fetched = acquire(&ring.told.fetched)
+    if (consumed < ring.known.consumed or consumed > ring.written
+            or posted < ring.known.posted or posted > ring.immediates
+            or fetched < ring.known.fetched or fetched > ring.announced):
+        return broken(ring, EPROTO)
+    ring.known.consumed, ring.known.posted, ring.known.fetched = consumed, posted, fetched
+    while ring.released < fetched:
+        add(&ring.unread_bytes, -ring.sizes[ring.released % ANNOUNCED])
+        add(&ring.released, 1)
+    return 0
+
+
+# --- its end ----------------------------------------------------------------------------------------
+
+
+cdef void ring_fail(ring_t* ring) noexcept nogil:
+    """From now on the peer can neither write to our memory nor READ it."""
+    cdef ibv_qp_attr wanted
+    pthread_mutex_lock(&ring.mutex)
+    if not ring.ended and ring.pair != NULL:
+        memset(&wanted, 0, sizeof(wanted))
+        wanted.qp_state = IBV_QPS_ERR
+        verbs.ibv_modify_qp(ring.pair, &wanted, IBV_QP_STATE)
+        ring.fetch_head = ring.fetch_tail = ring.fetch_next = NULL
+        broken(ring, ECONNRESET)
+    pthread_mutex_unlock(&ring.mutex)
+
+
+cdef void ring_end(ring_t* ring) noexcept nogil:
+    """Closes all of it. No thread reads. Idempotent."""
+    pthread_mutex_lock(&ring.mutex)
+    ring.ended = 1
+    ring.fetch_head = ring.fetch_tail = ring.fetch_next = NULL
+    if ring.pair != NULL:
+        verbs.ibv_destroy_qp(ring.pair)
+    if ring.queue != NULL:
+        if ring.events:  # destroying waits until all events are acknowledged
+            verbs.ibv_ack_cq_events(ring.queue, ring.events)
+        verbs.ibv_destroy_cq(ring.queue)
+    if ring.channel != NULL:
+        verbs.ibv_destroy_comp_channel(ring.channel)
+    ring.pair, ring.queue, ring.channel = NULL, NULL, NULL
+    if ring.incoming_region != NULL:
+        verbs.ibv_dereg_mr(ring.incoming_region)
+    if ring.outgoing_region != NULL:
+        verbs.ibv_dereg_mr(ring.outgoing_region)
+    ring.incoming_region = ring.outgoing_region = NULL
+    if ring.incoming != NULL:
+        munmap(ring.incoming, ring.incoming_size + REPORT_ROOM)
+    if ring.outgoing != NULL:
+        munmap(ring.outgoing, ring.outgoing_size + REPORT_ROOM)
+    ring.incoming = ring.outgoing = NULL
+    if ring.watch_fd >= 0:
+        close(ring.watch_fd)
+    if ring.left_fd >= 0:
+        close(ring.left_fd)
+    if ring.room_watch_fd >= 0:
+        close(ring.room_watch_fd)
+    if ring.room_fd >= 0:
+        close(ring.room_fd)
+    ring.watch_fd = ring.left_fd = ring.room_watch_fd = ring.room_fd = -1
+    pthread_mutex_unlock(&ring.mutex)
