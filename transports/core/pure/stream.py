@@ -78,7 +78,7 @@ class Stream(Subscribable, Outgoing):
     @property
     def unread(self) -> int:
         answer = array.array("i", [0])
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the second one for no descriptor
             fcntl.ioctl(self.fd, termios.FIONREAD, answer)
         return answer[0]
 
