@@ -19,16 +19,25 @@ FUZZ = (
     "tests/tensors/test_fuzz_header.py",
 )
 SHM = ("tests/shm",)
+#: on the null provider
+RDMA = tuple(f"tests/rdma/test_{name}.py" for name in ("stream", "faults", "device_events", "sockets"))
 
 #: of each sanitizer: what pytest is asked for, by group
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
-    "asan": {"core": CORE, "sockets": SOCKETS, "faults": (*FAULTS, f"--deselect={RESIDENT}"), "fuzz": FUZZ},
+    "asan": {
+        "core": CORE,
+        "sockets": SOCKETS,
+        "faults": (*FAULTS, f"--deselect={RESIDENT}"),
+        "fuzz": FUZZ,
+        "rdma": RDMA,
+    },
     "tsan": {
         "core": (*CORE, f"--ignore={COPIES}"),
         "copies": (COPIES,),
         "sockets": SOCKETS,
         "faults": FAULTS[2:],
         "shm": SHM,
+        "rdma": RDMA,
     },
 }
 #: those of `make test-asan` and `make test-tsan`

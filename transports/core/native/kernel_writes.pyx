@@ -21,7 +21,7 @@ from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, iovec, msghdr, pollfd, sched_yield, sendmsg,
 )
 from transfer.transports.core.native.ring cimport ring_look, ring_write
-from transfer.transports.core.native.ring_requests cimport ring_free
+from transfer.transports.core.native.ring_requests cimport ring_free, ring_room_fd
 from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
 from transfer.transports.core.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -295,7 +295,7 @@ cdef ssize_t write_by_rdma(link_t* link) noexcept nogil:
 
 cdef void link_watch_room(link_t* link, pollfd* room) noexcept nogil:
     """What to poll for room to write, after a write that found none."""
-    room.fd = link.fd if link.ring == NULL else link.ring.room_watch_fd
+    room.fd = link.fd if link.ring == NULL else ring_room_fd(link.ring)
     room.events = POLLOUT if link.ring == NULL else POLLIN
     room.revents = 0
 

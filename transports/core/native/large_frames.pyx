@@ -246,7 +246,8 @@ cdef class Large(Outgoing):
 
     cdef int close_descriptor(self, int fd) noexcept:
         if fd >= 0 and self.link.ring != NULL:
-            epoll_ctl(self.link.flusher.epoll_fd, EPOLL_CTL_DEL, self.link.ring.room_watch_fd, NULL)
+            if self.link.ring.room_watch_fd >= 0:
+                epoll_ctl(self.link.flusher.epoll_fd, EPOLL_CTL_DEL, self.link.ring.room_watch_fd, NULL)
             with nogil:
                 ring_end(self.link.ring)
         if fd >= 0:

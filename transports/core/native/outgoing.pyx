@@ -28,6 +28,7 @@ from transfer.transports.core.native.pool cimport HeldBuffer
 from transfer.transports.core.native.ring cimport (
     ring_announce, ring_flushed, ring_look, ring_peer_fetched, ring_recall,
 )
+from transfer.transports.core.native.ring_requests cimport ring_room_fd
 from transfer.transports.core.native.system cimport pthread_mutex_unlock
 
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
@@ -185,7 +186,7 @@ cdef class Outgoing(Connection):
 
     def room_fileno(self):
         """Readable when the peer may have READ a payload, or there is room: by rdma only."""
-        return self.link.ring.room_watch_fd
+        return ring_room_fd(self.link.ring)
 
     def notice(self):
         """Takes what the peer reports, until which `room_fileno` is readable. False: it reports no more."""

@@ -16,11 +16,9 @@ from transfer.transports.core.native.libibverbs cimport (
 from transfer.transports.core.native.ring cimport ring_arm
 from transfer.transports.core.native.ring_requests cimport (
     READS, RECEIVES, REPORT_ROOM, REQUESTS, report_t, ring_end, ring_free, ring_new, ring_start, ring_t,
+    watch,
 )
-from transfer.transports.core.native.system cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl, epoll_event,
-    eventfd,
-)
+from transfer.transports.core.native.system cimport EPOLL_CLOEXEC, epoll_create1
 from transfer.transports.core.native.verbs cimport VerbsDevice, connect_pair
 
 cdef enum:
@@ -33,15 +31,6 @@ cdef char* mapped(size_t size) except NULL:
     if memory == MAP_FAILED:
         raise MemoryError()
     return <char*> memory
-
-
-cdef int watch(int epoll_fd, int fd) except -1:
-    cdef epoll_event event
-    event.events = EPOLLIN
-    event.data.fd = fd
-    if epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
-        raise failed(errno, "watching a descriptor")
-    return 0
 
 
 @cython.no_gc_clear
@@ -95,15 +84,8 @@ cdef class RingChannel:
         self.ring.inline_bytes = wanted.cap.max_inline_data
         self.number = self.ring.pair.qp_num
         self.ring.watch_fd = epoll_create1(EPOLL_CLOEXEC)
-        self.ring.room_watch_fd = epoll_create1(EPOLL_CLOEXEC)
-        self.ring.left_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        self.ring.room_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        if min(self.ring.watch_fd, self.ring.room_watch_fd, self.ring.left_fd, self.ring.room_fd) < 0:
+        if self.ring.watch_fd < 0 or watch(self.ring.watch_fd, self.ring.channel_fd) < 0:
             raise failed(errno, "making a descriptor")
-        watch(self.ring.watch_fd, self.ring.channel_fd)
-        watch(self.ring.watch_fd, self.ring.left_fd)
-        watch(self.ring.room_watch_fd, self.ring.channel_fd)
-        watch(self.ring.room_watch_fd, self.ring.room_fd)
         return 0
 
     cdef ibv_mr* registered(self, char* memory, size_t size, int access) except NULL:
@@ -137,8 +119,8 @@ cdef class RingChannel:
         connection, whose end is the peer's."""
         cdef ring_t* ring = self.ring
         self.check()
-        watch(ring.watch_fd, fd)
-        watch(ring.room_watch_fd, fd)
+        if watch(ring.watch_fd, fd) < 0:
+            raise failed(errno, "watching a connection")
         ring.connection_fd = fd
         self.ring = NULL
         with nogil:

@@ -7,7 +7,7 @@ that shrinks or is beyond what was sent, end the connection.
 Functions without `ring_` in their name are called with the mutex held, and so is `ring_poll`.
 """
 
-from libc.errno cimport ECONNRESET, EIO, EPROTO, ETIMEDOUT
+from libc.errno cimport ECONNRESET, EIO, EPROTO, ETIMEDOUT, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -20,7 +20,9 @@ from transfer.transports.core.native.libibverbs cimport (
     IBV_WR_RDMA_WRITE_WITH_IMM, ibv_cq, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, verbs,
 )
 from transfer.transports.core.native.system cimport (
-    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, SHUT_RDWR, epoll_create1, epoll_ctl,
+    epoll_event, eventfd, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    shutdown,
 )
 
 cdef extern from "<arpa/inet.h>" nogil:
@@ -159,17 +161,49 @@ cdef void arm(ring_t* ring, bint reader) noexcept nogil:
 
 cdef void tell_reader(ring_t* ring) noexcept nogil:
     cdef uint64_t one = 1
-    if not ring.left:
-        ring.left = 1
-        write(ring.left_fd, &one, 8)
+    if ring.left or ring.ended:
+        return
+    if ring.left_fd < 0:
+        ring.left_fd = bell(ring, ring.watch_fd)
+    ring.left = 1
+    write(ring.left_fd, &one, 8)
 
 
 cdef void tell_writer(ring_t* ring) noexcept nogil:
     cdef uint64_t one = 1
     ring.room_wanted = 0
-    if not ring.room_told:
+    if not ring.room_told and ring.room_fd >= 0:
         ring.room_told = 1
         write(ring.room_fd, &one, 8)
+
+
+cdef int bell(ring_t* ring, int epoll_fd) noexcept nogil:
+    """An eventfd that an epoll watches, made when it is first needed: idle connections have none."""
+    cdef int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    if fd < 0 or watch(epoll_fd, fd) < 0:
+        broken(ring, errno)
+        shutdown(ring.connection_fd, SHUT_RDWR)  # which wakes all who wait, here and there
+    return fd
+
+
+cdef int watch(int epoll_fd, int fd) noexcept nogil:
+    cdef epoll_event event
+    event.events = EPOLLIN
+    event.data.fd = fd
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event)
+
+
+cdef int ring_room_fd(ring_t* ring) noexcept nogil:
+    """What a writer polls for input when it found no room. Made when it is first needed. -1: it has ended."""
+    pthread_mutex_lock(&ring.mutex)
+    if ring.room_watch_fd < 0 and not ring.ended:
+        ring.room_watch_fd = epoll_create1(EPOLL_CLOEXEC)
+        ring.room_fd = bell(ring, ring.room_watch_fd)
+        watch(ring.room_watch_fd, ring.channel_fd)
+        watch(ring.room_watch_fd, ring.connection_fd)
+        tell_writer(ring)  # what came before may have been for this thread
+    pthread_mutex_unlock(&ring.mutex)
+    return ring.room_watch_fd
 
 
 # --- requests ---------------------------------------------------------------------------------------
