@@ -3,7 +3,7 @@
 | case | ours | compared with |
 |---|---|---|
 | 64 bytes and back | two streams, asleep on their completion channels, or spinning | ib_send_lat (-e) |
-| 64 bytes, one way | as many as the high-water marks let, several to a WRITE | ib_send_bw |
+| 64 bytes, one way | PUSH to PULL, several messages to a WRITE | ib_send_bw |
 | 64 KiB to 16 MiB | through the ring, or READ from a registered region, or from the pool | ib_read_bw |
 | silence | the processor time of a connected end | |
 
@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import transfer
 from transfer.transports import core
 from transfer.transports.core.wire import SocketType
 from transfer.transports.handshake.choice import Choice
@@ -117,26 +118,28 @@ def our_round_trips(link: Pipe, count: int, spin: bool, first: bool, connection:
     return took
 
 
-def our_messages(link: Pipe, count: int, first: bool, connection: Any) -> list[float]:
-    """Returns messages of 64 bytes per second, one way, until the receiver has the last one."""
-    end = End(link, connection, first)
-    end.stream.send_high_water = 100_000
-    message = [(0, 0, None, None, bytes(64))]
-    speeds = []
-    link.recv() if first else link.send("begin")
-    begin = time.perf_counter()
-    for _ in range(count):
-        if not first:
-            end.receive()
-            continue
-        end.send(message)
-    if first:
-        link.recv()
-        speeds.append(count / (time.perf_counter() - begin))
-    else:
-        link.send("over")
-    end.close()
-    return speeds
+def our_messages(link: Pipe, count: int, first: bool, _connection: Any) -> list[float]:
+    """Returns messages of 64 bytes per second from a PUSH to a PULL, until the last one has come."""
+    message = bytes(64)
+    with transfer.Context(protocol="rdma", policy="require") as context:
+        with context.socket(transfer.PUSH if first else transfer.PULL) as socket:
+            if first:
+                socket.connect(link.recv())
+                socket.wait_for_peers(1)
+                link.recv()
+                begin = time.perf_counter()
+                for _ in range(count):
+                    socket.send(message)
+                link.recv()
+                return [count / (time.perf_counter() - begin)]
+            socket.bind("tcp://127.0.0.1:0")
+            link.send(socket.last_endpoint)
+            socket.wait_for_peers(1)
+            link.send("begin")
+            for _ in range(count):
+                socket.recv()
+            link.send("over")
+            return []
 
 
 def our_payloads(

@@ -35,6 +35,7 @@ PACKAGES = (
 SLOWEST = (
     *("tests/core/test_large_copies.py", "tests/core/test_tls.py", "tests/sockets/test_balance.py"),
     *("tests/sockets/test_faults.py", "tests/sockets/test_order.py", "tests/sockets/test_versions.py"),
+    "tests/rdma/test_suites.py",
 )
 #: The Python core, nearly half of the time, is tested on 3.11; so are two kinds of connections. Files named
 #: `test_pure` are not about that core.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import mmap
+import socket
 import struct
 
 import pytest
@@ -52,14 +53,16 @@ class Peer:
         attributes.path_mtu, attributes.dest_qp_num, attributes.rq_psn = 3, offer["number"], offer["psn"]
         attributes.max_dest_rd_atomic = attributes.max_rd_atomic = 4
         attributes.min_rnr_timer = 12
-        gid = addr.GID(str(ipaddress.IPv6Address(offer["gid"])))
+        gid = addr.GID(ipaddress.IPv6Address(offer["gid"]).exploded)
         path = addr.GlobalRoute(dgid=gid, sgid_index=route.gid_index, hop_limit=64)
         attributes.ah_attr = addr.AHAttr(gr=path, is_global=1, port_num=1, dlid=0)
         self.pair.to_rtr(attributes)
         attributes.timeout, attributes.retry_cnt, attributes.rnr_retry, attributes.sq_psn = 14, 6, 6, 7
         self.pair.to_rts(attributes)
         for number in range(128):
-            self.pair.post_recv(wr.RecvWR(wr_id=number, num_sge=0, sg=None))
+            # pyverbs wants a buffer; a WRITE leaves it alone.
+            piece = wr.SGE(self.region.buf + RING + mmap.PAGESIZE, 1, self.region.lkey)
+            self.pair.post_recv(wr.RecvWR(wr_id=number, num_sge=1, sg=[piece]))
         upgrade.finish({
             "number": self.pair.qp_num, "gid": route.gid, "lid": 0, "psn": 7, "mtu": 1024, "reads": 4,
             "address": self.region.buf, "rkey": self.region.rkey, "ring": RING,
@@ -73,7 +76,7 @@ class Peer:
         piece = self.wr.SGE(self.region.buf + RING + mmap.PAGESIZE, len(data), self.region.lkey)
         request = self.wr.SendWR(num_sge=1, sg=[piece], opcode=self.enums.IBV_WR_RDMA_WRITE_WITH_IMM)
         request.send_flags = self.enums.IBV_SEND_SIGNALED
-        request.imm_data = len(data)
+        request.imm_data = socket.htonl(len(data))  # pyverbs leaves the order of bytes to its caller
         request.set_wr_rdma(self.offer["rkey"], self.offer["address"] + self.written)
         self.pair.post_send(request)
         self.written += len(data)
