@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import time
 from contextlib import closing
 
 import pytest
@@ -327,3 +329,64 @@ def test_nothing_is_loaded_where_there_is_no_device() -> None:
         "assert not [name for name in sys.modules if name.startswith('pyverbs') or name.endswith('.verbs')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def used_while_asleep(stream, seconds: float = 0.5) -> float:
+    """Processor time while a program waits for this stream's descriptor."""
+    poller = select.poll()
+    poller.register(stream.fileno(), select.POLLIN)
+    before, until_then = time.process_time(), time.monotonic() + seconds
+    while (left := until_then - time.monotonic()) > 0:
+        poller.poll(left * 1000)
+        assert stream.receive() is None
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("behind", [1, 300])
+def test_a_payload_that_does_not_come_costs_no_processor(
+    null: NullProvider, over_null: World, behind: int
+) -> None:
+    """With more behind it than is read ahead: a receive looked again and again, without an end."""
+    with meet(over_null, send_high_water=0) as ends:
+        null.fault("lose:read")
+        ends.connecting.send(plain(bytes(1 << 20)))
+        for _ in range(behind):
+            ends.connecting.send(plain(bytes(2000)))
+        ends.connecting.flush()
+        assert ends.accepting.receive() is None
+        assert used_while_asleep(ends.accepting) < 0.1
+
+
+def test_small_messages_behind_a_late_payload(null: NullProvider, over_null: World) -> None:
+    """What came while it was awaited raised no event of its own."""
+    with meet(over_null, send_high_water=0) as ends:
+        for round_ in range(20):
+            null.fault(f"late={round_ + 1}:read")
+            ends.connecting.send(plain(bytes(1 << 20)))
+            for number in range(200):
+                ends.connecting.send(plain(b"%d" % number + bytes(1000)))
+            poller, got = select.poll(), []
+            poller.register(ends.accepting.fileno(), select.POLLIN)
+            while len(got) < 201:
+                message = ends.accepting.receive()
+                if message is not None:
+                    got.append(len(message[0]))
+                else:
+                    assert poller.poll(10_000), f"asleep after {len(got)} messages"
+            assert got[0] == 1 << 20
+
+
+@pytest.mark.parametrize("payload", [100, 1 << 20], ids=["full", "announced"])
+def test_a_byte_on_the_tcp_connection_ends_a_sender_that_reads_nothing(made: World, payload: int) -> None:
+    """Its waits for room returned at once, again and again."""
+    with closing(RawPeer(made)) as raw:
+        while raw.victim.send(plain(bytes(payload))) and payload == 100:
+            pass
+        raw.connection.setblocking(True)
+        raw.connection.sendall(b"?")
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before < 0.2
+        with pytest.raises((Broken, ProtocolError)):
+            until(lambda: raw.victim.receive() or (raw.victim.send(plain(b"x")) and None), "the end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core import Region
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
-from transfer.transports.errors import Broken, Closed, RegistrationError, TransferError
+from transfer.transports.errors import Broken, Closed, ProtocolError, RegistrationError, TransferError
 from transfer.transports.rdma.failures import NO_ANSWER, completion_failed
 from transfer.transports.rdma.given_up import GivenUp
 from transfer.transports.rdma.memory import ReadSource, RegisteredDeviceMemory
@@ -88,6 +89,7 @@ class RdmaCarrier:
         self._closed = False
         self._reactor = reactor
         self._watched = -1
+        self._left = False
         domain.on_lost[self] = self._lose
 
     # -- sending -----------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class RdmaCarrier:
     def place(
         self, frames: Sequence[OutFrame], hold: bool, released: Released | None, several: bool
     ) -> tuple[list[OutFrame], Released | None, int] | None:
-        """Called with `order`. Raises RegistrationError, InternalError."""
+        """Called with `order`. Raises RegistrationError, InternalError; Broken when the device is gone."""
         if self._closed or len(self._open) + len(frames) > MOST_OPEN:
             return None
         placed: list[OutFrame] = []
@@ -125,8 +127,10 @@ class RdmaCarrier:
                 announced = REFERENCE.pack(source.rkey, number, source.address, size)
                 placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], announced))
                 saved += size - REFERENCE_SIZE
-        except BaseException:
+        except BaseException as error:
             self._take_places_back(placed)
+            if isinstance(error, RegistrationError) and error.errno == errno.EIO:
+                raise Broken(f"the RDMA device {self._domain.device.name} is gone") from error
             raise
         if not saved:
             return None
@@ -145,7 +149,9 @@ class RdmaCarrier:
         for frame in frames:
             if frame[0] & BY_REFERENCE:
                 number = REFERENCE.unpack(frame[4])[1]
-                one = next(one for one in self._open if one.number == number)
+                one = next((one for one in self._open if one.number == number), None)
+                if one is None:
+                    raise ProtocolError("rendezvous", "the peer READ a payload that was never announced")
                 self._open.remove(one)
                 memory = one.data if one.source.copy is None else one.source.copy
                 data = memory if type(memory) is bytes else bytes(memory)
@@ -168,8 +174,9 @@ class RdmaCarrier:
         if self._reactor is None or self._watched >= 0:
             return
         with self.order:
-            if self._watched < 0 and not self._closed:
-                self._watched = stream.room_fileno()
+            found = -1 if self._left or self._watched >= 0 else stream.room_fileno()
+            if found >= 0:
+                self._watched = found
                 with suppress(Closed):
                     notice = partial(self._notice, weakref.ref(stream))
                     self._reactor.register(self._watched, READABLE, notice)
@@ -180,9 +187,10 @@ class RdmaCarrier:
         if found is None or not self._open or not found.notice():
             self.leave()
 
-    def leave(self) -> None:
-        """Before the stream's descriptors are closed. Idempotent."""
+    def leave(self, *, for_good: bool = False) -> None:
+        """for_good: the stream's descriptors are closed next. Idempotent."""
         with self.order:
+            self._left = self._left or for_good
             watched, self._watched = self._watched, -1
         if watched >= 0 and self._reactor is not None:
             self._reactor.unregister(watched)

@@ -22,7 +22,7 @@ from transfer.transports.core.native.kernel_writes cimport (
 )
 from transfer.transports.core.native.large_frames cimport Large, receive
 from transfer.transports.core.native.pool cimport Frame
-from transfer.transports.core.native.ring cimport ring_fetch, ring_wait
+from transfer.transports.core.native.ring cimport ring_fetch, ring_tell_unread, ring_wait
 from transfer.transports.core.native.system cimport iovec
 
 cdef enum:
@@ -99,6 +99,7 @@ cdef class Fetched(Large):
             if answer <= 0 and not (answer < 0 and error == EAGAIN) and not fetch.complete():
                 self.large = None
                 self.took(NULL, answer, error)
+        ring_tell_unread(self.link.ring)
         self.large.data = fetch.memory
         self.fetching = None
         store_signed(&self.link.last_received, now_ns())
@@ -119,8 +120,10 @@ cdef class Fetched(Large):
             reader.start = reader.end = 0
         if reader.end < FURTHER:
             vector.iov_base, vector.iov_len = reader.data + reader.end, FURTHER - reader.end
+            self.link.reading = 1  # a close waits with the memory of the ring
             with nogil:
                 count = receive(self.link, &vector, 1)
+            self.done_reading()
             if count > 0:
                 reader.end += count
         ahead = self.large_size

@@ -261,7 +261,8 @@ cdef class Outgoing(Connection):
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 memcpy(&size, PyBytes_AS_STRING(frame[4]) + REFERENCE_SIZE - 8, 8)
-                ring_announce(self.link.ring, size)
+                if not ring_announce(self.link.ring, size):
+                    raise InternalError("more payloads are announced than a connection may have")
                 count += 1
         return count
 

@@ -8,6 +8,7 @@ from transfer.transports.core.native.system cimport iovec
 cdef ssize_t ring_write(ring_t* ring, iovec* vectors, int count) noexcept nogil
 cdef ssize_t ring_read(ring_t* ring, iovec* vectors, int count) noexcept nogil
 cdef int ring_wait(ring_t* ring) noexcept nogil
+cdef void ring_tell_unread(ring_t* ring) noexcept nogil
 cdef void ring_fetch(ring_t* ring, fetch_t* fetch) noexcept nogil
 cdef bint ring_flushed(ring_t* ring) noexcept nogil
 cdef void ring_arm(ring_t* ring) noexcept nogil

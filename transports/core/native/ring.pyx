@@ -76,7 +76,7 @@ cdef void want_room(ring_t* ring) noexcept nogil:
     if ring.room_told:
         ring.room_told = 0
         read(ring.room_fd, &drained, 8)
-    arm(ring, False)
+    arm(ring, True)
     refresh(ring)
     ring.room_wanted = 1
     if ring.blocked and room_of(ring):
@@ -85,8 +85,9 @@ cdef void want_room(ring_t* ring) noexcept nogil:
 
 cdef void notice_end(ring_t* ring) noexcept nogil:
     """For who is no reader."""
-    if has_ended(ring) == 0:
-        broken(ring, EPIPE)
+    cdef int found = has_ended(ring)
+    if found >= 0:
+        broken(ring, EPROTO if found else EPIPE)
         tell_reader(ring)
 
 
@@ -211,38 +212,64 @@ cdef ssize_t ring_read(ring_t* ring, iovec* vectors, int count) noexcept nogil:
 cdef int look_at_end(ring_t* ring) noexcept nogil:
     """There are no bytes. 1: now there are; 0: the connection has ended; -1: errno tells. The mutex is
     held."""
+    cdef int answer
+    clear_left(ring)
+    arm(ring, False)
+    if ring.arrived == ring.consumed:
+        answer = end_or_later(ring)
+        if answer:
+            return answer
+        ring_poll(ring)  # bytes that were written before the end
+        if ring.arrived == ring.consumed:
+            return 0
+    tell_reader(ring)  # it may leave before it has read them all
+    return 1
+
+
+cdef void clear_left(ring_t* ring) noexcept nogil:
     cdef uint64_t drained
-    cdef int found
     if ring.left:
         ring.left = 0
         read(ring.left_fd, &drained, 8)
-    arm(ring, True)
-    if ring.arrived != ring.consumed:
-        return 1
+
+
+cdef int end_or_later(ring_t* ring) noexcept nogil:
+    """Nothing came. 0: the connection has ended; -1: errno tells, EAGAIN if there may be more."""
+    cdef int found = -1
     if ring.error or ring.ended:
         errno_is(ring.error if ring.error else ECONNRESET)
         return -1
-    found = -1
     errno_is(EAGAIN)
     if not ring.news:  # something else made the descriptor readable
         found = has_ended(ring)
     ring.news = 0
-    if found == 0:  # bytes that were written before it
-        ring_poll(ring)
-        return 1 if ring.arrived != ring.consumed else 0
     if found > 0:
         errno_is(EPROTO)
-    return -1
+        return -1
+    return found
 
 
 cdef int ring_wait(ring_t* ring) noexcept nogil:
     """A payload is not complete. 1: look again; 0: the connection has ended; -1: errno tells, EAGAIN after
-    which the watched descriptor becomes readable."""
-    cdef int answer
+    which the watched descriptor becomes readable, whatever lies in the ring."""
+    cdef int answer = 1
     pthread_mutex_lock(&ring.mutex)
-    answer = 1 if ring_poll(ring) else look_at_end(ring)
+    if not ring_poll(ring):
+        clear_left(ring)
+        if not arm(ring, False):
+            answer = end_or_later(ring)
+            if answer == 0 and ring_poll(ring):
+                answer = 1
     pthread_mutex_unlock(&ring.mutex)
     return answer
+
+
+cdef void ring_tell_unread(ring_t* ring) noexcept nogil:
+    """The payload is complete: what came behind it meanwhile may have raised no event."""
+    pthread_mutex_lock(&ring.mutex)
+    if ring.arrived != ring.consumed:
+        tell_reader(ring)
+    pthread_mutex_unlock(&ring.mutex)
 
 
 cdef size_t ring_unread(ring_t* ring) noexcept nogil:
@@ -268,7 +295,7 @@ cdef bint ring_has_news(ring_t* ring) noexcept nogil:
 cdef void ring_arm(ring_t* ring) noexcept nogil:
     """From now on the watched descriptor tells."""
     pthread_mutex_lock(&ring.mutex)
-    arm(ring, False)
+    arm(ring, True)
     pthread_mutex_unlock(&ring.mutex)
 
 

@@ -106,7 +106,7 @@ cdef void ring_fail(ring_t* ring) noexcept nogil
 cdef void ring_end(ring_t* ring) noexcept nogil
 cdef int ring_poll(ring_t* ring) noexcept nogil
 cdef int broken(ring_t* ring, int error) noexcept nogil
-cdef void arm(ring_t* ring, bint reader) noexcept nogil
+cdef int arm(ring_t* ring, bint tell) noexcept nogil
 cdef int watch(int epoll_fd, int fd) noexcept nogil
 cdef int ring_room_fd(ring_t* ring) noexcept nogil
 cdef void tell_reader(ring_t* ring) noexcept nogil

@@ -139,24 +139,27 @@ cdef bint take_event(ring_t* ring) noexcept nogil:
     return True
 
 
-cdef void arm(ring_t* ring, bint reader) noexcept nogil:
-    """Nothing is there: the next completion makes the channel readable. Takes what came meanwhile.
+cdef int arm(ring_t* ring, bint tell) noexcept nogil:
+    """Nothing is there: the next completion makes the channel readable. Takes what came meanwhile, and
+    returns its number.
 
-    reader: the one who reads calls, and sleeps only when nothing is left. Others take events that are also
-    the reader's, and completions from before the queue was armed raise none: then `left_fd` tells the reader.
+    Completions from before the queue was armed raise no event, and one that another thread takes is the
+    reader's too. tell: then `left_fd` tells the reader.
     """
+    cdef int found
     if ring.ended:
-        return
+        return 0
     if ring.armed:
         if not take_event(ring):
-            return  # it is still to come
+            return 0  # it is still to come
         ring.armed = 0
     if ring.queue.context.ops.req_notify_cq(ring.queue, 0):
         broken(ring, EIO)
     ring.armed = 1
-    ring_poll(ring)
-    if not reader or ring.arrived != ring.consumed or ring.error:
+    found = ring_poll(ring)
+    if tell:
         tell_reader(ring)
+    return found
 
 
 cdef void tell_reader(ring_t* ring) noexcept nogil:
@@ -322,6 +325,7 @@ cdef void report_if_due(ring_t* ring) noexcept nogil:
     if ring.peer_waits and (enough or ring.arrived == ring.consumed):
         report(ring, ROOM)
     elif ring.fetched != ring.reported.fetched:
+        refresh(ring)
         # A peer without receives for it has not looked at many completions: it will look here then.
         report(ring, FETCHED if ring.immediates - ring.known.posted < RECEIVES - RESERVED else 0)
     elif enough:
@@ -360,6 +364,7 @@ cdef void ring_fail(ring_t* ring) noexcept nogil:
         verbs.ibv_modify_qp(ring.pair, &wanted, IBV_QP_STATE)
         ring.fetch_head = ring.fetch_tail = ring.fetch_next = NULL
         broken(ring, ECONNRESET)
+        tell_writer(ring)
     pthread_mutex_unlock(&ring.mutex)
 
 

@@ -113,7 +113,7 @@ cdef class Stream(Incoming):
             close_fd(self.link.fd)
             return 0
         if self.link.ring != NULL and self.carrier is not None:
-            self.carrier.leave()  # before its descriptor is closed
+            self.carrier.leave(for_good=True)  # before its descriptor is closed
         self.take_mutex()
         store_int(&self.link.closed, 1)
         fd = self.link.fd
