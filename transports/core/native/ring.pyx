@@ -341,7 +341,9 @@ cdef void ring_recall(ring_t* ring) noexcept nogil:
 
 cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil:
     """Announced payloads that the peer has READ."""
+    cdef uint64_t fetched
     pthread_mutex_lock(&ring.mutex)
     refresh(ring)
+    fetched = ring.known.fetched
     pthread_mutex_unlock(&ring.mutex)
-    return ring.known.fetched
+    return fetched

@@ -198,6 +198,7 @@ cdef int watch(int epoll_fd, int fd) noexcept nogil:
 
 cdef int ring_room_fd(ring_t* ring) noexcept nogil:
     """What a writer polls for input when it found no room. Made when it is first needed. -1: it has ended."""
+    cdef int fd
     pthread_mutex_lock(&ring.mutex)
     if ring.room_watch_fd < 0 and not ring.ended:
         ring.room_watch_fd = epoll_create1(EPOLL_CLOEXEC)
@@ -205,8 +206,9 @@ cdef int ring_room_fd(ring_t* ring) noexcept nogil:
         watch(ring.room_watch_fd, ring.channel_fd)
         watch(ring.room_watch_fd, ring.connection_fd)
         tell_writer(ring)  # what came before may have been for this thread
+    fd = ring.room_watch_fd
     pthread_mutex_unlock(&ring.mutex)
-    return ring.room_watch_fd
+    return fd
 
 
 # --- requests ---------------------------------------------------------------------------------------
