@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 
 from transfer.transports.errors import Broken, ProtocolError, RegistrationError, TransferError
 
-from transfer.transports.core.native.atomic cimport load, store_int, store_signed
+from transfer.transports.core.native.atomic cimport store_int, store_signed
 from transfer.transports.core.native.flusher cimport reader_t
 from transfer.transports.core.native.header cimport head_size
 from transfer.transports.core.native.kernel_writes cimport (
@@ -24,6 +24,13 @@ from transfer.transports.core.native.large_frames cimport Large, receive
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.ring cimport ring_fetch, ring_tell_unread, ring_wait
 from transfer.transports.core.native.system cimport iovec
+
+# As ring_requests.pyx releases it.
+cdef extern from *:
+    """
+    #define ACQUIRE(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+    """
+    uint64_t acquire "ACQUIRE" (uint64_t* at) nogil
 
 cdef enum:
     MOST_AHEAD = 16                 # payloads that are READ before the one in front of them is complete
@@ -35,7 +42,7 @@ cdef class Fetch:
     """One payload on its way into registered memory."""
 
     cdef bint complete(self) noexcept:
-        return load(<uint64_t*> &self.state.done) == self.state.size
+        return acquire(<uint64_t*> &self.state.done) == self.state.size
 
 
 cdef class Fetched(Large):

@@ -224,7 +224,8 @@ cdef class Large(Outgoing):
         failure = Broken("the connection broke")
         failure.__cause__ = OSError(error, os.strerror(error))
         if self.link.ring.status and self.carrier is not None:
-            failure = self.carrier.failure(self.link.ring.status, self.link.ring.completed > 0)
+            answered = self.link.ring.completed or self.link.ring.taken or self.link.ring.known.posted
+            failure = self.carrier.failure(self.link.ring.status, bool(answered))
         return failure
 
     cdef int done_reading(self) except -1:

@@ -244,14 +244,14 @@ cdef class Outgoing(Connection):
             if self.link.ring != NULL:
                 announced = self.announce(placed)
             self.put(placed, True, True, released, None, number, saved < VERY_LARGE)
-            if announced:
-                self.carrier.await_reads(self)
         except BaseException:
             while announced:
                 announced -= 1
                 ring_recall(self.link.ring)
             self.carrier.take_back(placed)
             raise
+        if announced:
+            self.carrier.await_reads(self)  # behind the message, which no error takes back any more
         return saved
 
     cdef int announce(self, list placed) except -1:

@@ -33,8 +33,10 @@ cdef extern from "<arpa/inet.h>" nogil:
 cdef extern from *:
     """
     #define ACQUIRE(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+    #define RELEASE(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
     """
     uint64_t acquire "ACQUIRE" (uint64_t* at) nogil
+    void release "RELEASE" (uint64_t* at, uint64_t value) nogil
 
 cdef enum:
     BATCH = 32                      # completions of one poll, and receives of one post
@@ -181,7 +183,7 @@ cdef void tell_writer(ring_t* ring) noexcept nogil:
 
 
 cdef int bell(ring_t* ring, int epoll_fd) noexcept nogil:
-    """An eventfd that an epoll watches, made when it is first needed: idle connections have none."""
+    """An eventfd that an epoll watches, made when it is first needed."""
     cdef int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if fd < 0 or watch(epoll_fd, fd) < 0:
         broken(ring, errno)
@@ -243,7 +245,7 @@ cdef int post_write(ring_t* ring, const char* data, size_t size, uint64_t remote
     piece.addr, piece.length, piece.lkey = <uint64_t> data, <uint32_t> size, ring.outgoing_region.lkey
     request.opcode = IBV_WR_RDMA_WRITE
     request.remote_addr, request.rkey = remote, ring.rkey
-    if size <= ring.inline_bytes:
+    if 0 < size <= ring.inline_bytes:
         request.send_flags = IBV_SEND_INLINE
     if immediate:
         request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM
@@ -300,7 +302,8 @@ cdef void read_completed(ring_t* ring) noexcept nogil:
     ring.reads -= 1
     if fetch == NULL:  # this side closed the connection
         return
-    fetch.done += min(fetch.size - fetch.done, <size_t> CHUNK_OF_READ)
+    # The reader looks at it without the mutex, and then at what the device wrote.
+    release(<uint64_t*> &fetch.done, fetch.done + min(fetch.size - fetch.done, <size_t> CHUNK_OF_READ))
     if fetch.done == fetch.size:
         ring.fetch_head = fetch.next
         ring.fetched += 1
