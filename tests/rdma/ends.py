@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +33,7 @@ class World:
         self.driver = driver
         self.reactor, self.flusher, self.pool = Reactor(), core.Flusher(), core.Pool()
         self.streams: list[Any] = []
-        #: streams whose device is gone, and what their owner was told
+        #: streams whose device is gone, and the error for their owner
         self.lost: dict[Any, BaseException] = {}
         self.contexts: list[dict[str, Any]] = []
 
@@ -82,7 +83,7 @@ class World:
             credits=around.credits, checksum=around.checksum,
         )  # fmt: skip
         stream.carrier = made.carrier
-        made.carrier.watch(partial(self.lost.__setitem__, stream))
+        made.carrier.watch(partial(_lose, self.lost, weakref.ref(stream)))
         self.streams.append(stream)
         return stream
 
@@ -95,6 +96,10 @@ class World:
         self.reactor.close()
         self.flusher.close()
         self.pool.close()
+
+
+def _lose(lost: dict[Any, BaseException], stream: weakref.ref[Any], error: BaseException) -> None:
+    lost[stream()] = error
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

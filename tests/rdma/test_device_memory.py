@@ -97,7 +97,7 @@ def test_as_a_dma_buf(over_null, driver, offset, size):
         assert ends.connecting.send(frame(payload), hold=True, released=released.append)
         assert receive(ends.accepting)[0].bytes == expected
         until(ends.connecting.flush, "the peer's word that it has READ all")
-        until(lambda: released == [None], "the owner to be told")
+        until(lambda: released == [None], "the owner to be informed")
         until(lambda: not exported(), "the dma-buf to be closed")
     [(begin, asked)] = driver.asked
     assert begin <= driver.BASE + offset and begin + asked >= driver.BASE + offset + size

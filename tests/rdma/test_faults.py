@@ -143,6 +143,9 @@ def test_bytes_for_which_there_is_no_room(made: World, count: int) -> None:
         assert receive(far)[0].bytes == b"others go on"
 
 
+ASK, ROOM, FETCHED = 0xFE000001, 0xFE000002, 0xFF000000
+
+
 @pytest.mark.parametrize(
     "said",
     [(1, 0, 0), (0, 1, 0), (0, 0, 1), ((1 << 64) - 1, 0, 0), (1 << 20, 40, 0)],
@@ -151,26 +154,63 @@ def test_bytes_for_which_there_is_no_room(made: World, count: int) -> None:
 def test_reports_that_cannot_be_true(made: World, said: tuple[int, int, int]) -> None:
     """Before anything was sent."""
     with closing(RawPeer(made)) as raw:
-        raw.report(*said, immediate=0xFFFFFFFD)
+        raw.report(*said, immediate=ROOM)
         error = end_of(raw.victim)
         assert isinstance(error, ProtocolError) and error.reason == "rendezvous"
 
 
-def test_a_report_that_shrinks(made: World) -> None:
+def test_a_report_that_comes_late(made: World) -> None:
+    """Verbs do not promise the order in which WRITEs are placed: the larger counts hold."""
     with closing(RawPeer(made)) as raw:
-        raw.victim.send(plain(bytes(1000)))
-        raw.report(1034, 1, 0, immediate=0xFFFFFFFE)
-        until(lambda: raw.victim.receive() is None and not raw.victim.broken, "the report")
-        raw.report(1000, 1, 0, immediate=0xFFFFFFFE)
-        assert isinstance(end_of(raw.victim), ProtocolError)
+        for number in range(3):
+            raw.victim.send(plain(bytes(1000)))
+            raw.report(1034 * (number + 1), number + 1, 0, immediate=ROOM)
+        raw.report(1034, 1, 0, immediate=ROOM)
+        assert raw.victim.receive() is None
+        sent = 0
+        while raw.victim.send(plain(bytes(1000))):
+            sent += 1
+            raw.message(b"%d" % sent)
+            assert receive(raw.victim)[0].bytes == b"%d" % sent
+            if sent == 50:
+                break
+        assert sent == 50 and raw.victim.broken is None
 
 
-@pytest.mark.parametrize("immediate", [0, 0xFFFFFFFC, 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD])
+def test_a_payload_read_before_its_announcement_was_written(made: World) -> None:
+    """Its memory must not be given back: it is READ later."""
+    with closing(RawPeer(made)) as raw:
+        while raw.victim.send(plain(bytes(100))):  # until the ring is full
+            pass
+        raw.victim.send_high_water = 0
+        released: list[BaseException | None] = []
+        raw.victim.send(plain(bytes(1 << 20)), hold=True, released=released.append)
+        raw.pair.write(raw.offer["address"], b"", immediate=FETCHED + 1)
+        error = end_of(raw.victim)
+        assert isinstance(error, ProtocolError) and not released
+        raw.victim.close()
+        assert len(released) == 1 and released[0] is not None
+
+
+def test_immediate_data_brings_the_count_of_payloads(made: World) -> None:
+    """Without a report, which may be placed later."""
+    with closing(RawPeer(made)) as raw:
+        released: list[BaseException | None] = []
+        for number in (1, 2):
+            raw.victim.send(plain(bytes(1 << 20)), hold=True, released=released.append)
+            raw.pair.write(raw.offer["address"], b"", immediate=FETCHED + number)
+            until(lambda number=number: raw.victim.receive() or len(released) == number, "the release")
+        assert released == [None, None]
+
+
+@pytest.mark.parametrize(
+    "immediate", [0, 0xFDFFFFFF, 0xFE000000, FETCHED + 1, 0xFFFFFFFF, ASK, ROOM, FETCHED]
+)
 def test_immediate_data_without_a_cause(made: World, immediate: int) -> None:
     """Asking and answering is allowed at any time, and nothing else."""
     with closing(RawPeer(made)) as raw:
         raw.pair.write(raw.offer["address"], b"", immediate=immediate)
-        if immediate in (0, 0xFFFFFFFC):
+        if immediate not in (ASK, ROOM, FETCHED):
             assert isinstance(end_of(raw.victim), ProtocolError)
             return
         raw.message(b"goes on")
@@ -190,7 +230,7 @@ def test_a_peer_that_never_takes_anything(made: World) -> None:
 
 
 def test_more_writes_than_receives(made: World) -> None:
-    """Beyond its receives the peer's device waits for them: nothing is lost, and nobody is hurt."""
+    """Beyond its receives the peer's device waits for them: nothing is lost, no other connection waits."""
     with closing(RawPeer(made)) as raw:
         for number in range(60):
             raw.message(b"%d" % number)

@@ -37,7 +37,7 @@ class Connected:
         -1: the stream has none (inproc).
     stream: a foreign stream, else None.
     carrier: carries large payloads apart from `fd`, else None. See core/contract.pyi, Carrier.
-    channel: TLS on `fd` for `core.Stream`, else None.
+    channel: of `Made`, else None.
     agreement: the result of the handshake; `agreement.remote` is the peer's hello.
     endpoint: the bound or connected endpoint of the connection.
     peer: the peer's address as text, for logs ("127.0.0.1:40312").

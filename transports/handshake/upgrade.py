@@ -80,7 +80,7 @@ class Made(NamedTuple):
 
     fd: the descriptor that the reactor watches (the connection's own, or its successor). stream: a
     foreign stream, which owns `fd` then; None: `core.Stream` drives `fd`. carrier: see
-    core/contract.pyi, Carrier. channel: TLS on `fd`, for `core.Stream`.
+    core/contract.pyi, Carrier. channel: for `core.Stream`: TLS on `fd`, or the ring of a connection by rdma.
     """
 
     fd: int

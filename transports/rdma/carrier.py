@@ -90,7 +90,7 @@ class RdmaCarrier:
         self._reactor = reactor
         self._watched = -1
         self._left = False
-        domain.on_lost[self] = self._lose
+        domain.on_lost[id(self)] = weakref.WeakMethod(self._lose)
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class RdmaCarrier:
 
     def close(self) -> None:
         """The queue pair works no more: no peer READs what is announced. Idempotent."""
-        self._domain.on_lost.pop(self, None)
+        self._domain.on_lost.pop(id(self), None)
         self._on_failure = None
         with self.order:
             self._closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ class Domain:
     """One device, opened. Thread-safe; not for a forked child.
 
     received: memory that payloads are READ into. sources: makes payloads readable for peers. lost: why the
-    device works no more. on_lost: called with that error, once; each adds and removes itself.
+    device works no more. on_lost: called with that error, once, if their owners live; each adds and removes
+    itself.
     """
 
     lost: TransferError | None = None
@@ -32,7 +34,7 @@ class Domain:
         self.staging = SlabPool(device, received=False)
         self.regions = Regions(device)
         self.sources = Sources(device, self.staging, self.regions, copy_into)
-        self.on_lost: dict[Any, Callable[[TransferError], object]] = {}
+        self.on_lost: dict[Any, weakref.ref[Callable[[TransferError], object]]] = {}
 
     def watch(self, reactor: Reactor) -> None:
         """Takes the device's events from now on, in the reactor. Only the first call has an effect."""
@@ -42,8 +44,9 @@ class Domain:
     def lose(self, error: TransferError) -> None:
         """The device is gone: nothing new is made with it, and all that was made ends."""
         self.lost = error
-        for callback in list(self.on_lost.values()):
-            callback(error)
+        for found in list(self.on_lost.values()):
+            if (callback := found()) is not None:
+                callback(error)
 
     def close(self) -> None:
         """Closes regions, protection domain, context; queue pairs and queues have to be closed before."""

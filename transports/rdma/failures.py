@@ -21,7 +21,7 @@ STATUS = {
     6: "MW_BIND_ERR", 7: "BAD_RESP_ERR", 8: "LOC_ACCESS_ERR", 9: "REM_INV_REQ_ERR", 10: "REM_ACCESS_ERR",
     11: "REM_OP_ERR", 12: "RETRY_EXC_ERR", 13: "RNR_RETRY_EXC_ERR", 21: "GENERAL_ERR",
 }  # fmt: skip
-FLUSHED, ACCESS_REFUSED, NO_ANSWER, NOT_READY = 5, 10, 12, 13
+ACCESS_REFUSED, NO_ANSWER, NOT_READY = 10, 12, 13
 
 _MEANING = {
     ACCESS_REFUSED: "the peer's device refused to let its memory be read",

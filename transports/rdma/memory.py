@@ -1,7 +1,7 @@
 """Registered memory of one protection domain: slabs that are registered once and reused, the user's regions,
 and memory that is registered for a single send.
 
-Slabs that the device writes to (eager buffers, READ payloads) are separate from slabs that peers may read, so
+Slabs that the device writes to (payloads that were READ) are separate from slabs that peers may read, so
 that each has the rights of one use only.
 """
 
@@ -320,7 +320,7 @@ class Sources:
         self._copy_into = copy_into
 
     def place(self, data: Any, *, kept: bool) -> ReadSource:
-        """data: a flat view, bytes, or DeviceMemory. Raises RegistrationError, InternalError."""
+        """data: a flat view, bytes, or RegisteredDeviceMemory. Raises RegistrationError, InternalError."""
         held, address, length = _memory_of(data)
         device = isinstance(data, RegisteredDeviceMemory)
         found = self._regions.find(address, length) if kept or device else None

@@ -20,8 +20,9 @@ _GIVEN_UP = "rdma.given_up"
 #: bytes of the ring that a peer writes to. Larger ones are not faster, and the peer has the same memory again
 RING = 256 * 1024
 _SMALLEST_RING, _LARGEST_RING = 16 * 1024, 16 << 20
-#: a packet that is not answered is sent again after 4.096 µs × 2^14 = 67 ms, 6 times
-_TIMEOUT, _RETRIES = 14, 6
+#: a packet that is not answered is sent again after 4.096 µs × 2^17 = 0.5 s (devices take up to four times as
+#: long), 7 times: a link may be down for some seconds. The end of a process is seen by TCP at once.
+_TIMEOUT, _RETRIES = 17, 7
 #: sockets that only send: their streams are read in the reactor
 _READ_BY_REACTOR = (SocketType.PUSH, SocketType.PUB)
 #: seconds for which TCP is used with a host after rdma has failed for good

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +136,23 @@ def _is_broken(call: Callable[[], Any]) -> bool:
     return False
 
 
+def _waits(stream: Any, count: int) -> bool:
+    """Whether at least `count` messages stay in its queue although it is written as far as it goes."""
+    if stream.queued < count:
+        return False
+    stream.flush()
+    before = stream.queued
+    time.sleep(0.05)
+    stream.flush()
+    return bool(count <= stream.queued == before)
+
+
 def check_gives_back(subject: Subject) -> None:
     """When the peer goes, messages that did not leave this process can be sent to another one."""
     with meet(subject, send_high_water=0, send_high_water_bytes=0) as ends:
         count = 0
         # The kernel may enlarge its buffers by itself, up to some megabytes: more than that has to wait.
-        while count < 200 or ends.connecting.queued < 64:
+        while count < 200 or not _waits(ends.connecting, 64):
             assert count < 4000, "a gigabyte was taken, and nothing waits"
             assert ends.connecting.send(plain(count.to_bytes(4, "little") + bytes(1 << 18)))
             count += 1

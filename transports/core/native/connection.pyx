@@ -13,7 +13,7 @@ from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport load, load_int, load_signed, store_int, store_signed
 from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport Flusher
-from transfer.transports.core.native.kernel_writes cimport link_new, link_t, link_unread
+from transfer.transports.core.native.kernel_writes cimport link_new, link_t, link_unfetched
 from transfer.transports.core.native.pool cimport Pool
 from transfer.transports.core.native.ring cimport ring_unread
 from transfer.transports.core.native.ring_channel cimport RingChannel
@@ -103,7 +103,7 @@ cdef class Connection:
 
     @property
     def queued(self):
-        return load_signed(&self.link.queued) + load_signed(&self.link.sealed) + link_unread(self.link)
+        return load_signed(&self.link.queued) + load_signed(&self.link.sealed) + link_unfetched(self.link)
 
     @property
     def queued_bytes(self):

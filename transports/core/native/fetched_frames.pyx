@@ -22,7 +22,7 @@ from transfer.transports.core.native.kernel_writes cimport (
 )
 from transfer.transports.core.native.large_frames cimport Large, receive
 from transfer.transports.core.native.pool cimport Frame
-from transfer.transports.core.native.ring cimport ring_fetch, ring_tell_unread, ring_wait
+from transfer.transports.core.native.ring cimport ring_fetch, ring_wake_for_unread, ring_wait
 from transfer.transports.core.native.system cimport iovec
 
 # As ring_requests.pyx releases it.
@@ -106,7 +106,7 @@ cdef class Fetched(Large):
             if answer <= 0 and not (answer < 0 and error == EAGAIN) and not fetch.complete():
                 self.large = None
                 self.took(NULL, answer, error)
-        ring_tell_unread(self.link.ring)
+        ring_wake_for_unread(self.link.ring)
         self.large.data = fetch.memory
         self.fetching = None
         store_signed(&self.link.last_received, now_ns())
@@ -158,6 +158,8 @@ cdef class Fetched(Large):
         return 0
 
     cdef int drop_unread(self) except -1:
-        self.fetching = None
-        self.fetches = []
+        # The device may write to their memory until its queue pair is destroyed, by the thread that reads.
+        if self.link.ring == NULL or self.link.ring.ended:
+            self.fetching = None
+            self.fetches = []
         return Large.drop_unread(self)

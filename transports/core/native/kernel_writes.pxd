@@ -145,7 +145,7 @@ cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
-cdef int64_t link_unread(link_t* link) noexcept nogil
+cdef int64_t link_unfetched(link_t* link) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil

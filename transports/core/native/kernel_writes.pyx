@@ -130,15 +130,15 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     """Whether the high-water marks refuse one more message of this size."""
     cdef int64_t high_water = load_signed(&link.high_water)
     cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
-    cdef int64_t queued = load_signed(&link.queued) + link_unread(link)
+    cdef int64_t queued = load_signed(&link.queued) + link_unfetched(link)
     cdef int64_t bytes_queued = load_signed(&link.queued_payload) + <int64_t>payload
     if link.ring != NULL:
-        bytes_queued += load(&link.ring.unread_bytes)
+        bytes_queued += load(&link.ring.unfetched_bytes)
     return ((high_water and queued + load_signed(&link.sealed) >= high_water)
             or (high_water_bytes and queued and bytes_queued > high_water_bytes))
 
 
-cdef int64_t link_unread(link_t* link) noexcept nogil:
+cdef int64_t link_unfetched(link_t* link) noexcept nogil:
     """Payloads that are announced, and that the peer has not READ."""
     return 0 if link.ring == NULL else load(&link.ring.announced) - load(&link.ring.released)
 
@@ -223,7 +223,7 @@ cdef int link_write(link_t* link) noexcept nogil:
     cdef ssize_t written
     if link.fd < 0:
         return OK
-    if link_unread(link):
+    if link_unfetched(link):
         ring_look(link.ring, False)
         if link_is_full(link, 0):
             ring_look(link.ring, True)

@@ -224,7 +224,7 @@ cdef class Large(Outgoing):
         failure = Broken("the connection broke")
         failure.__cause__ = OSError(error, os.strerror(error))
         if self.link.ring.status and self.carrier is not None:
-            answered = self.link.ring.completed or self.link.ring.taken or self.link.ring.known.posted
+            answered = self.link.ring.completed or self.link.ring.taken or self.link.ring.last_valid.posted
             failure = self.carrier.failure(self.link.ring.status, bool(answered))
         return failure
 

@@ -34,12 +34,13 @@ from transfer.transports.core.native.system cimport pthread_mutex_unlock
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
 
-cdef bint any_large(frames) except -1:
+cdef bint any_large(frames, bint devices) except -1:
+    """devices: a frame in a device's memory is one, too: the connection itself could not read it."""
     for frame in frames:
         if payload_size(frame[4]) >= LARGE:
             return True
-        if type(frame[4]) is not bytes and hasattr(frame[4], "__cuda_array_interface__"):
-            return True  # of a device: the connection itself could not read it
+        if devices and type(frame[4]) is not bytes and hasattr(frame[4], "__cuda_array_interface__"):
+            return True
     return False
 
 
@@ -203,7 +204,7 @@ cdef class Outgoing(Connection):
         place and counts in link.borrowed: the caller waits or settles, and then releases the objects in
         `lent`; else it is copied."""
         cdef int answer
-        if self.carrier is not None and not force and any_large(frames):
+        if self.carrier is not None and not force and any_large(frames, self.link.ring != NULL):
             answer = self.offer_carried(frames, hold, released, number)
             if answer >= 0:
                 return answer
@@ -245,9 +246,7 @@ cdef class Outgoing(Connection):
                 announced = self.announce(placed)
             self.put(placed, True, True, released, None, number, saved < VERY_LARGE)
         except BaseException:
-            while announced:
-                announced -= 1
-                ring_recall(self.link.ring)
+            self.recall(announced)
             self.carrier.take_back(placed)
             raise
         if announced:
@@ -255,16 +254,27 @@ cdef class Outgoing(Connection):
         return saved
 
     cdef int announce(self, list placed) except -1:
-        """Counts the payloads that the peer is to READ."""
+        """Counts the payloads that the peer is to READ. All or none."""
         cdef int count = 0
-        cdef uint64_t size
+        cdef uint64_t size, begin
+        self.take_mutex()
+        begin = self.link.written + <uint64_t>self.link.queued_bytes
+        pthread_mutex_unlock(&self.link.mutex)
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 memcpy(&size, PyBytes_AS_STRING(frame[4]) + REFERENCE_SIZE - 8, 8)
-                if not ring_announce(self.link.ring, size):
+                if not ring_announce(self.link.ring, size, begin):
+                    self.recall(count)
                     raise InternalError("more payloads are announced than a connection may have")
                 count += 1
         return count
+
+    cdef int recall(self, int announced) except -1:
+        """Their message was not queued."""
+        while announced:
+            announced -= 1
+            ring_recall(self.link.ring)
+        return 0
 
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=False) except -1:

@@ -3,10 +3,10 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from transfer.transports.core.native.reading cimport Reading
+from transfer.transports.core.native.system cimport epoll_event
 
 cdef extern from "pythread.h" nogil:
     ctypedef void* PyThread_type_lock
-
 
 cdef class Receiving(Reading):
     cdef public long long receive_timeout
@@ -22,4 +22,5 @@ cdef class Receiving(Reading):
     cdef int count_message(self, tuple message) except -1
     cdef int count_foreign(self, object stream, tuple message) except -1
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1
+    cdef int spin(self, epoll_event* events, int64_t until) except -1
     cdef bint wait_for_input(self, int64_t deadline) except -1

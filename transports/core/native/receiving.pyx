@@ -12,6 +12,8 @@ from transfer.transports.errors import Again
 from transfer.transports.core.native.kernel_writes cimport now_ns
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.reading cimport MAX_EVENTS, MOST_UNWANTED, Reading
+from transfer.transports.core.native.ring cimport ring_has_news
+from transfer.transports.core.native.ring_requests cimport ring_t
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport epoll_event, epoll_wait
 
@@ -23,6 +25,8 @@ cdef extern from "pythread.h" nogil:
     int PY_LOCK_INTR
 
 cdef enum:
+    MOST_SPUN = 16                 # connections by RDMA that are asked; epoll has all
+    SPUN_FOR_ONE = 16              # rounds of that for one of epoll
     LOOK_MS = 1000                 # the longest sleep
 
 
@@ -196,9 +200,7 @@ cdef class Receiving(Reading):
         self.waiting += 1
         try:
             if self.spin_us:
-                with nogil:
-                    while count == 0 and now_ns() < spin_until:
-                        count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+                count = self.spin(events, spin_until)
             # A signal just before it would not end the sleep, and between this check and the sleep
             # there is a gap, too: so no sleep is endless.
             PyErr_CheckSignals()
@@ -215,6 +217,33 @@ cdef class Receiving(Reading):
             PyErr_CheckSignals()
         self.check_usable()
         return True
+
+    cdef int spin(self, epoll_event* events, int64_t until) except -1:
+        """Checks for input until then: the number of events. Connections by RDMA are asked themselves, which
+        costs neither a system call nor an interrupt of the device."""
+        cdef ring_t* rings[MOST_SPUN]
+        cdef int fds[MOST_SPUN]
+        cdef int spun = 0
+        cdef int turn = 0
+        cdef int count = 0
+        cdef int at
+        cdef Stream stream
+        cdef list streams = list(self.by_fd.values())  # alive until the end: another thread may close them
+        for stream in streams:
+            if stream.link.ring != NULL and spun < MOST_SPUN:
+                rings[spun] = stream.link.ring
+                fds[spun] = stream.watched_fd()
+                spun += 1
+        with nogil:
+            while count == 0 and now_ns() < until:
+                for at in range(spun):
+                    if ring_has_news(rings[at]):
+                        events[count].data.fd = fds[at]
+                        count += 1
+                turn += 1
+                if count == 0 and (spun == 0 or turn % SPUN_FOR_ONE == 0):
+                    count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+        return count
 
     cdef int signal(self) except -1:
         """Keeps the descriptor readable exactly while decoded messages are left."""

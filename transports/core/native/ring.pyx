@@ -20,7 +20,7 @@ from posix.unistd cimport read
 from transfer.transports.core.native.atomic cimport add
 from transfer.transports.core.native.ring_requests cimport (
     ANNOUNCED, ASK, RECEIVES, REQUESTS, RESERVED, arm, broken, fetch_t, may_post, post_reads, post_write,
-    refresh, report_if_due, ring_poll, ring_t, tell_reader, tell_writer,
+    refresh, report_if_due, poll_queue, ring_t, wake_reader, wake_writer,
 )
 from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_PEEK, pthread_mutex_lock, pthread_mutex_unlock, recv,
@@ -44,15 +44,15 @@ cdef size_t room_of(ring_t* ring) noexcept nogil:
     """Bytes that may be written now."""
     if ring.requests - ring.completed >= REQUESTS - RESERVED:
         return 0
-    if ring.immediates - ring.known.posted >= RECEIVES - RESERVED:
+    if ring.immediates - ring.last_valid.posted >= RECEIVES - RESERVED:
         return 0
-    return ring.outgoing_size - (ring.written - ring.known.consumed)
+    return ring.outgoing_size - (ring.written - ring.last_valid.consumed)
 
 
 cdef size_t find_room(ring_t* ring) noexcept nogil:
     cdef size_t room = room_of(ring)
     if room == 0:
-        ring_poll(ring)
+        poll_queue(ring)
         refresh(ring)
         room = room_of(ring)
     return room
@@ -73,14 +73,14 @@ cdef size_t sleep_for_room(ring_t* ring) noexcept nogil:
 cdef void want_room(ring_t* ring) noexcept nogil:
     """The caller may sleep on `room_watch_fd` then, if it finds none."""
     cdef uint64_t drained
-    if ring.room_told:
-        ring.room_told = 0
-        read(ring.room_fd, &drained, 8)
+    if ring.writer_rung:
+        ring.writer_rung = 0
+        read(ring.writer_bell, &drained, 8)
     arm(ring, True)
     refresh(ring)
-    ring.room_wanted = 1
+    ring.writer_sleeps = 1
     if ring.blocked and room_of(ring):
-        tell_writer(ring)  # the event may have been for another thread, which waits to write
+        wake_writer(ring)  # the event may have been for another thread, which waits to write
 
 
 cdef void notice_end(ring_t* ring) noexcept nogil:
@@ -88,7 +88,6 @@ cdef void notice_end(ring_t* ring) noexcept nogil:
     cdef int found = has_ended(ring)
     if found >= 0:
         broken(ring, EPROTO if found else EPIPE)
-        tell_reader(ring)
 
 
 cdef int has_ended(ring_t* ring) noexcept nogil:
@@ -147,12 +146,12 @@ cdef bint ring_flushed(ring_t* ring) noexcept nogil:
     not, the channel becomes readable."""
     cdef bint done
     pthread_mutex_lock(&ring.mutex)
-    ring_poll(ring)
+    poll_queue(ring)
     refresh(ring)
     if ring.completed != ring.requests and ring.signaled != ring.requests and may_post(ring):
         post_write(ring, NULL, 0, ring.remote, False, 0, True)  # it completes all before it
     done = (ring.error != 0 or ring.ended
-            or (ring.completed == ring.requests and ring.known.fetched == ring.announced))
+            or (ring.completed == ring.requests and ring.released == ring.announced))
     if not done:
         want_room(ring)
     pthread_mutex_unlock(&ring.mutex)
@@ -162,7 +161,7 @@ cdef bint ring_flushed(ring_t* ring) noexcept nogil:
 cdef void ring_look(ring_t* ring, bint sleeps) noexcept nogil:
     """Takes what the peer reports. sleeps: the caller may wait for the channel then."""
     pthread_mutex_lock(&ring.mutex)
-    ring_poll(ring)
+    poll_queue(ring)
     refresh(ring)
     if sleeps:
         want_room(ring)
@@ -183,9 +182,9 @@ cdef ssize_t ring_read(ring_t* ring, iovec* vectors, int count) noexcept nogil:
     cdef int answer
     pthread_mutex_lock(&ring.mutex)
     if ring.arrived == ring.consumed:
-        ring_poll(ring)
+        poll_queue(ring)
     if ring.arrived == ring.consumed:
-        answer = look_at_end(ring)
+        answer = nothing_arrived(ring)
         if answer <= 0:
             pthread_mutex_unlock(&ring.mutex)
             return answer
@@ -209,28 +208,28 @@ cdef ssize_t ring_read(ring_t* ring, iovec* vectors, int count) noexcept nogil:
     return <ssize_t> total
 
 
-cdef int look_at_end(ring_t* ring) noexcept nogil:
+cdef int nothing_arrived(ring_t* ring) noexcept nogil:
     """There are no bytes. 1: now there are; 0: the connection has ended; -1: errno tells. The mutex is
     held."""
     cdef int answer
-    clear_left(ring)
+    silence_reader(ring)
     arm(ring, False)
     if ring.arrived == ring.consumed:
         answer = end_or_later(ring)
         if answer:
             return answer
-        ring_poll(ring)  # bytes that were written before the end
+        poll_queue(ring)  # bytes that were written before the end
         if ring.arrived == ring.consumed:
             return 0
-    tell_reader(ring)  # it may leave before it has read them all
+    wake_reader(ring)  # it may leave before it has read them all
     return 1
 
 
-cdef void clear_left(ring_t* ring) noexcept nogil:
+cdef void silence_reader(ring_t* ring) noexcept nogil:
     cdef uint64_t drained
-    if ring.left:
-        ring.left = 0
-        read(ring.left_fd, &drained, 8)
+    if ring.reader_rung:
+        ring.reader_rung = 0
+        read(ring.reader_bell, &drained, 8)
 
 
 cdef int end_or_later(ring_t* ring) noexcept nogil:
@@ -254,21 +253,21 @@ cdef int ring_wait(ring_t* ring) noexcept nogil:
     which the watched descriptor becomes readable, whatever lies in the ring."""
     cdef int answer = 1
     pthread_mutex_lock(&ring.mutex)
-    if not ring_poll(ring):
-        clear_left(ring)
+    if not poll_queue(ring):
+        silence_reader(ring)
         if not arm(ring, False):
             answer = end_or_later(ring)
-            if answer == 0 and ring_poll(ring):
+            if answer == 0 and poll_queue(ring):
                 answer = 1
     pthread_mutex_unlock(&ring.mutex)
     return answer
 
 
-cdef void ring_tell_unread(ring_t* ring) noexcept nogil:
+cdef void ring_wake_for_unread(ring_t* ring) noexcept nogil:
     """The payload is complete: what came behind it meanwhile may have raised no event."""
     pthread_mutex_lock(&ring.mutex)
     if ring.arrived != ring.consumed:
-        tell_reader(ring)
+        wake_reader(ring)
     pthread_mutex_unlock(&ring.mutex)
 
 
@@ -276,8 +275,8 @@ cdef size_t ring_unread(ring_t* ring) noexcept nogil:
     """Bytes that wait to be read."""
     cdef size_t count
     pthread_mutex_lock(&ring.mutex)
-    if ring_poll(ring):
-        tell_reader(ring)
+    if poll_queue(ring):
+        wake_reader(ring)
     count = ring.arrived - ring.consumed
     pthread_mutex_unlock(&ring.mutex)
     return count
@@ -287,15 +286,17 @@ cdef bint ring_has_news(ring_t* ring) noexcept nogil:
     """For a thread that spins: whether something completed."""
     cdef int found
     pthread_mutex_lock(&ring.mutex)
-    found = ring_poll(ring)
+    found = poll_queue(ring)
     pthread_mutex_unlock(&ring.mutex)
     return found != 0
 
 
 cdef void ring_arm(ring_t* ring) noexcept nogil:
-    """From now on the watched descriptor tells."""
+    """From now on the watched descriptor becomes readable when there is something."""
     pthread_mutex_lock(&ring.mutex)
-    arm(ring, True)
+    arm(ring, False)
+    if ring.arrived != ring.consumed:
+        wake_reader(ring)
     pthread_mutex_unlock(&ring.mutex)
 
 
@@ -312,21 +313,23 @@ cdef void ring_fetch(ring_t* ring, fetch_t* fetch) noexcept nogil:
     else:
         ring.fetch_tail.next = fetch
     ring.fetch_tail = fetch
-    if ring.fetch_next == NULL:
-        ring.fetch_next = fetch
+    if ring.fetch_unposted == NULL:
+        ring.fetch_unposted = fetch
     post_reads(ring)
     pthread_mutex_unlock(&ring.mutex)
 
 
-cdef bint ring_announce(ring_t* ring, size_t size) noexcept nogil:
-    """Counts a payload that is announced next. False: too many are not READ."""
+cdef bint ring_announce(ring_t* ring, size_t size, uint64_t begin) noexcept nogil:
+    """Counts a payload that is announced next, behind at least `begin` bytes of the connection. False: too
+    many are not READ."""
     cdef bint few
     pthread_mutex_lock(&ring.mutex)
     few = ring.announced - ring.released < ANNOUNCED
     if few:
         ring.sizes[ring.announced % ANNOUNCED] = size
+        ring.begins[ring.announced % ANNOUNCED] = begin
         add(&ring.announced, 1)
-        add(&ring.unread_bytes, size)
+        add(&ring.unfetched_bytes, size)
     pthread_mutex_unlock(&ring.mutex)
     return few
 
@@ -335,7 +338,7 @@ cdef void ring_recall(ring_t* ring) noexcept nogil:
     """The last payload is not announced after all."""
     pthread_mutex_lock(&ring.mutex)
     add(&ring.announced, -1)
-    add(&ring.unread_bytes, -ring.sizes[ring.announced % ANNOUNCED])
+    add(&ring.unfetched_bytes, -ring.sizes[ring.announced % ANNOUNCED])
     pthread_mutex_unlock(&ring.mutex)
 
 
@@ -344,6 +347,6 @@ cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil:
     cdef uint64_t fetched
     pthread_mutex_lock(&ring.mutex)
     refresh(ring)
-    fetched = ring.known.fetched
+    fetched = ring.released
     pthread_mutex_unlock(&ring.mutex)
     return fetched

@@ -53,7 +53,7 @@ cdef class RingChannel:
         cdef ibv_qp_init_attr wanted
         self.ring.incoming = mapped(size + REPORT_ROOM)
         self.ring.incoming_size = size
-        self.ring.told = <report_t*> (self.ring.incoming + size)
+        self.ring.report_in = <report_t*> (self.ring.incoming + size)
         self.ring.incoming_region = self.registered(
             self.ring.incoming, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
         with nogil:
@@ -159,7 +159,7 @@ cdef class RingChannel:
             raise failed(EINVAL, "the channel was connected before")
         self.ring.outgoing = mapped(size + REPORT_ROOM)
         self.ring.outgoing_size = size
-        self.ring.telling = <report_t*> (self.ring.outgoing + size)
+        self.ring.report_out = <report_t*> (self.ring.outgoing + size)
         self.ring.outgoing_region = self.registered(self.ring.outgoing, size, 0)
         self.ring.remote, self.ring.rkey, self.ring.remote_report = remote, rkey, remote + size
         self.ring.most_reads = min(reads, <int> READS)

@@ -8,17 +8,18 @@ from transfer.transports.core.native.system cimport pthread_mutex_t
 cdef enum:
     RECEIVES = 128                  # receives that a peer finds posted, one for each WRITE with immediate
     RESERVED = 8                    # of them, and of requests, for what is not data
-    REQUESTS = 128                  # posted at once, without READs
+    REQUESTS = 128                  # posted at once; READS more fit in
     READS = 16                      # READs posted at once
-    CHUNK_OF_READ = 1024 * 1024
+    CHUNK_OF_READ = 1024 * 1024     # bytes of each READ of a payload but the last
     ANNOUNCED = 1024                # payloads that the peer has not READ
     REPORT_ROOM = 4096              # bytes behind a ring, for a report
 
-# Immediate data: a number of bytes, or one of these.
+# Immediate data: a number of bytes, or one of these. They come in order, as WRITEs themselves need not.
 cdef enum:
-    ASK = 0xFFFFFFFF                # the peer waits for room
-    ROOM = 0xFFFFFFFE               # the answer
-    FETCHED = 0xFFFFFFFD            # payloads were READ: their memory is free again
+    ASK = 0xFE000001                # the peer waits for room
+    ROOM = 0xFE000002               # the answer
+    FETCHED = 0xFF000000            # and the lower 24 bits of the count of payloads that were READ
+    FETCHED_BITS = 0x00FFFFFF
 
 # What a side writes into its peer's memory, by a plain WRITE. Totals, which only grow.
 cdef struct report_t:
@@ -47,41 +48,43 @@ cdef struct ring_t:
     uint32_t inline_bytes
     int connection_fd               # TCP, whose end is the peer's
     int channel_fd                  # readable when something completed since it was armed
-    int watch_fd                    # epoll: that, `left_fd`, and the TCP connection
-    int left_fd                     # eventfd: another thread took an event, and something is left to read
-    int left
-    int room_watch_fd               # epoll for writers: the channel, `room_fd`, and the TCP connection
-    int room_fd                     # eventfd: another thread took an event, and there is room
-    int room_told
-    int room_wanted                 # a thread sleeps on it
-    int blocked                     # the last write found no room
-    int room_news                   # a completion of this poll may have made room
     int armed                       # the next completion raises an event, or one is on its way
-    int news                        # something completed since the reader last found nothing
+    unsigned int events             # taken and not acknowledged
     int error                       # errno that ended it
     int status                      # libibverbs' status of the completion that ended it
-    int ended
-    unsigned int events             # taken and not acknowledged
-    # -- incoming: the peer writes `incoming` and `told`
+    int ended                       # closed: nothing of it may be used
+    # -- the reader sleeps on `watch_fd`: an epoll of the channel, its bell, and the TCP connection
+    int watch_fd
+    int reader_bell                 # eventfd: another thread took the event, and something is left to read
+    int reader_rung
+    int news                        # something completed since the reader last found nothing
+    # -- writers sleep on `room_watch_fd`: the same with their bell
+    int room_watch_fd
+    int writer_bell                 # eventfd: another thread took the event, and there may be room
+    int writer_rung
+    int writer_sleeps
+    int blocked                     # the last write found no room
+    int room_news                   # a completion of this poll may have made room
+    # -- incoming: the peer writes to `incoming` and `report_in`
     char* incoming
     size_t incoming_size
-    report_t* told
+    report_t* report_in
     uint64_t arrived                # totals of bytes
     uint64_t consumed
     uint64_t taken                  # receives that completed, and those that were posted again
     uint64_t posted_again
-    report_t reported               # what the peer was told last
+    report_t last_sent              # report
     int peer_waits
     # -- outgoing: of the same size as the peer's ring, and with the same offsets
     char* outgoing
     size_t outgoing_size
-    report_t* telling
+    report_t* report_out
     uint64_t remote
     uint64_t remote_report
     uint32_t rkey
     uint64_t written                # bytes
     uint64_t immediates             # WRITEs with immediate
-    report_t known                  # the last of `told` that was checked
+    report_t last_valid             # the largest counts of `report_in` that can be true
     int asking                      # the peer will say when there is room
     # -- requests
     uint64_t requests               # totals: posted, the last signaled one, completed
@@ -90,11 +93,12 @@ cdef struct ring_t:
     # -- READs, in order
     uint64_t announced              # payloads that this side has announced, and which the peer has READ
     uint64_t released
-    uint64_t unread_bytes           # of those in between
+    uint64_t unfetched_bytes        # of those in between
     size_t sizes[ANNOUNCED]
+    uint64_t begins[ANNOUNCED]      # bytes that are written before its announcement, or fewer
     fetch_t* fetch_head
     fetch_t* fetch_tail
-    fetch_t* fetch_next             # the first one that is not entirely posted
+    fetch_t* fetch_unposted             # the first one that is not entirely posted
     int reads
     int most_reads
     uint64_t fetched
@@ -104,13 +108,13 @@ cdef void ring_free(ring_t* ring) noexcept nogil
 cdef int ring_start(ring_t* ring) noexcept nogil
 cdef void ring_fail(ring_t* ring) noexcept nogil
 cdef void ring_end(ring_t* ring) noexcept nogil
-cdef int ring_poll(ring_t* ring) noexcept nogil
+cdef int poll_queue(ring_t* ring) noexcept nogil
 cdef int broken(ring_t* ring, int error) noexcept nogil
 cdef int arm(ring_t* ring, bint tell) noexcept nogil
 cdef int watch(int epoll_fd, int fd) noexcept nogil
 cdef int ring_room_fd(ring_t* ring) noexcept nogil
-cdef void tell_reader(ring_t* ring) noexcept nogil
-cdef void tell_writer(ring_t* ring) noexcept nogil
+cdef void wake_reader(ring_t* ring) noexcept nogil
+cdef void wake_writer(ring_t* ring) noexcept nogil
 cdef bint may_post(ring_t* ring) noexcept nogil
 cdef int post_write(ring_t* ring, const char* data, size_t size, uint64_t remote, bint immediate,
                     uint32_t value, bint signaled=*) noexcept nogil

@@ -2,9 +2,10 @@
 """What a ring posts to its queue pair and what completes there, without the GIL. ring.pyx explains it.
 
 Everything that comes from the peer is checked here: a count of bytes for which there is no room, and a report
-that shrinks or is beyond what was sent, end the connection.
+beyond what was sent, end the connection. A report that is smaller than an earlier one is late: the order in
+which WRITEs are placed is not promised. The counts that a thread waits for come as immediate data, in order.
 
-Functions without `ring_` in their name are called with the mutex held, and so is `ring_poll`.
+Functions without `ring_` in their name are called with the mutex held.
 """
 
 from libc.errno cimport ECONNRESET, EIO, EPROTO, ETIMEDOUT, errno
@@ -52,7 +53,7 @@ cdef ring_t* ring_new() noexcept nogil:
     if ring != NULL:
         pthread_mutex_init(&ring.mutex, NULL)
         ring.connection_fd = ring.channel_fd = -1
-        ring.watch_fd = ring.left_fd = ring.room_watch_fd = ring.room_fd = -1
+        ring.watch_fd = ring.reader_bell = ring.room_watch_fd = ring.writer_bell = -1
     return ring
 
 
@@ -67,12 +68,15 @@ cdef void ring_free(ring_t* ring) noexcept nogil:
 
 
 cdef int broken(ring_t* ring, int error) noexcept nogil:
+    """The connection has ended; the first reason stays. Wakes all who sleep: no completion may come."""
     if ring.error == 0:
         ring.error = error
+        wake_reader(ring)
+        wake_writer(ring)
     return -1
 
 
-cdef int ring_poll(ring_t* ring) noexcept nogil:
+cdef int poll_queue(ring_t* ring) noexcept nogil:
     """Takes all completions that are there. Returns their number. The mutex is held."""
     cdef ibv_wc found[BATCH]
     cdef int count = BATCH
@@ -94,8 +98,8 @@ cdef int ring_poll(ring_t* ring) noexcept nogil:
             post_receives(ring, <int> (ring.taken - ring.posted_again))
         post_reads(ring)
         report_if_due(ring)
-        if ring.room_wanted and (ring.room_news or ring.error):
-            tell_writer(ring)
+        if ring.writer_sleeps and (ring.room_news or ring.error):
+            wake_writer(ring)
         ring.room_news = 0
     return total
 
@@ -120,8 +124,9 @@ cdef void completed(ring_t* ring, ibv_wc* one) noexcept nogil:
     elif immediate == ROOM:
         ring.asking = 0
         ring.room_news = 1
-    elif immediate == FETCHED:
+    elif immediate & FETCHED == FETCHED:
         ring.room_news = 1
+        take_fetched(ring, ring.released + ((immediate - ring.released) & FETCHED_BITS))
     else:
         if not 0 < immediate <= ring.incoming_size - (ring.arrived - ring.consumed):
             broken(ring, EPROTO)
@@ -146,7 +151,7 @@ cdef int arm(ring_t* ring, bint tell) noexcept nogil:
     returns its number.
 
     Completions from before the queue was armed raise no event, and one that another thread takes is the
-    reader's too. tell: then `left_fd` tells the reader.
+    reader's too. tell: then `reader_bell` tells the reader.
     """
     cdef int found
     if ring.ended:
@@ -158,31 +163,31 @@ cdef int arm(ring_t* ring, bint tell) noexcept nogil:
     if ring.queue.context.ops.req_notify_cq(ring.queue, 0):
         broken(ring, EIO)
     ring.armed = 1
-    found = ring_poll(ring)
+    found = poll_queue(ring)
     if tell:
-        tell_reader(ring)
+        wake_reader(ring)
     return found
 
 
-cdef void tell_reader(ring_t* ring) noexcept nogil:
+cdef void wake_reader(ring_t* ring) noexcept nogil:
     cdef uint64_t one = 1
-    if ring.left or ring.ended:
+    if ring.reader_rung or ring.ended:
         return
-    if ring.left_fd < 0:
-        ring.left_fd = bell(ring, ring.watch_fd)
-    ring.left = 1
-    write(ring.left_fd, &one, 8)
+    if ring.reader_bell < 0:
+        ring.reader_bell = new_bell(ring, ring.watch_fd)
+    ring.reader_rung = 1
+    write(ring.reader_bell, &one, 8)
 
 
-cdef void tell_writer(ring_t* ring) noexcept nogil:
+cdef void wake_writer(ring_t* ring) noexcept nogil:
     cdef uint64_t one = 1
-    ring.room_wanted = 0
-    if not ring.room_told and ring.room_fd >= 0:
-        ring.room_told = 1
-        write(ring.room_fd, &one, 8)
+    ring.writer_sleeps = 0
+    if not ring.writer_rung and ring.writer_bell >= 0:
+        ring.writer_rung = 1
+        write(ring.writer_bell, &one, 8)
 
 
-cdef int bell(ring_t* ring, int epoll_fd) noexcept nogil:
+cdef int new_bell(ring_t* ring, int epoll_fd) noexcept nogil:
     """An eventfd that an epoll watches, made when it is first needed."""
     cdef int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if fd < 0 or watch(epoll_fd, fd) < 0:
@@ -204,10 +209,10 @@ cdef int ring_room_fd(ring_t* ring) noexcept nogil:
     pthread_mutex_lock(&ring.mutex)
     if ring.room_watch_fd < 0 and not ring.ended:
         ring.room_watch_fd = epoll_create1(EPOLL_CLOEXEC)
-        ring.room_fd = bell(ring, ring.room_watch_fd)
+        ring.writer_bell = new_bell(ring, ring.room_watch_fd)
         watch(ring.room_watch_fd, ring.channel_fd)
         watch(ring.room_watch_fd, ring.connection_fd)
-        tell_writer(ring)  # what came before may have been for this thread
+        wake_writer(ring)  # what came before may have been for this thread
     fd = ring.room_watch_fd
     pthread_mutex_unlock(&ring.mutex)
     return fd
@@ -281,8 +286,8 @@ cdef void post_reads(ring_t* ring) noexcept nogil:
     cdef fetch_t* fetch
     cdef ibv_send_wr request
     cdef ibv_sge piece
-    while ring.fetch_next != NULL and ring.reads < ring.most_reads:
-        fetch = ring.fetch_next
+    while ring.fetch_unposted != NULL and ring.reads < ring.most_reads:
+        fetch = ring.fetch_unposted
         memset(&request, 0, sizeof(request))
         piece.addr, piece.lkey = <uint64_t> fetch.target + fetch.posted, fetch.lkey
         piece.length = <uint32_t> min(fetch.size - fetch.posted, <size_t> CHUNK_OF_READ)
@@ -293,15 +298,13 @@ cdef void post_reads(ring_t* ring) noexcept nogil:
         ring.reads += 1
         fetch.posted += piece.length
         if fetch.posted == fetch.size:
-            ring.fetch_next = fetch.next
+            ring.fetch_unposted = fetch.next
 
 
 cdef void read_completed(ring_t* ring) noexcept nogil:
     """READs of a queue pair complete in order."""
     cdef fetch_t* fetch = ring.fetch_head
     ring.reads -= 1
-    if fetch == NULL:  # this side closed the connection
-        return
     # The reader looks at it without the mutex, and then at what the device wrote.
     release(<uint64_t*> &fetch.done, fetch.done + min(fetch.size - fetch.done, <size_t> CHUNK_OF_READ))
     if fetch.done == fetch.size:
@@ -316,42 +319,55 @@ cdef void report(ring_t* ring, uint32_t immediate) noexcept nogil:
     """Writes the counts of this side into the peer's memory. immediate: 0, or what wakes the peer."""
     if not may_post(ring):
         return  # the next report says it too
-    ring.reported.consumed = ring.telling.consumed = ring.consumed
-    ring.reported.posted = ring.telling.posted = ring.posted_again
-    ring.reported.fetched = ring.telling.fetched = ring.fetched
-    post_write(ring, <char*> ring.telling, sizeof(report_t), ring.remote_report, immediate != 0, immediate)
+    ring.last_sent.consumed = ring.report_out.consumed = ring.consumed
+    ring.last_sent.posted = ring.report_out.posted = ring.posted_again
+    ring.report_out.fetched = ring.fetched
+    post_write(ring, <char*> ring.report_out, sizeof(report_t), ring.remote_report, immediate != 0, immediate)
     if immediate == ROOM:
         ring.peer_waits = 0
 
 
 cdef void report_if_due(ring_t* ring) noexcept nogil:
-    cdef bint enough = (ring.consumed - ring.reported.consumed >= ring.incoming_size // 4
-                        or ring.posted_again - ring.reported.posted >= RECEIVES // 4)
+    cdef bint enough = (ring.consumed - ring.last_sent.consumed >= ring.incoming_size // 4
+                        or ring.posted_again - ring.last_sent.posted >= RECEIVES // 4)
     if ring.peer_waits and (enough or ring.arrived == ring.consumed):
         report(ring, ROOM)
-    elif ring.fetched != ring.reported.fetched:
-        refresh(ring)
-        # A peer without receives for it has not looked at many completions: it will look here then.
-        report(ring, FETCHED if ring.immediates - ring.known.posted < RECEIVES - RESERVED else 0)
     elif enough:
         report(ring, 0)
+    if ring.fetched != ring.last_sent.fetched and may_post(ring):
+        refresh(ring)
+        ring.last_sent.fetched = ring.fetched
+        # A peer without receives for it has many completions to look at yet: it will see the report then.
+        report(ring, FETCHED | <uint32_t> (ring.fetched & FETCHED_BITS)
+               if ring.immediates - ring.last_valid.posted < RECEIVES - RESERVED else 0)
 
 
 cdef int refresh(ring_t* ring) noexcept nogil:
     """Takes over what the peer reports of itself, if it can be true."""
-    cdef uint64_t consumed, posted, fetched
+    cdef uint64_t consumed, posted
     if ring.ended:
         return -1
-    consumed = acquire(&ring.told.consumed)
-    posted = acquire(&ring.told.posted)
-    fetched = acquire(&ring.told.fetched)
-    if (consumed < ring.known.consumed or consumed > ring.written
-            or posted < ring.known.posted or posted > ring.immediates
-            or fetched < ring.known.fetched or fetched > ring.announced):
+    consumed = acquire(&ring.report_in.consumed)
+    posted = acquire(&ring.report_in.posted)
+    if consumed > ring.written or posted > ring.immediates:
         return broken(ring, EPROTO)
-    ring.known.consumed, ring.known.posted, ring.known.fetched = consumed, posted, fetched
+    if consumed > ring.last_valid.consumed:
+        ring.last_valid.consumed = consumed
+    if posted > ring.last_valid.posted:
+        ring.last_valid.posted = posted
+    return take_fetched(ring, acquire(&ring.report_in.fetched))
+
+
+cdef int take_fetched(ring_t* ring, uint64_t fetched) noexcept nogil:
+    """The peer has READ so many payloads, of which it saw the announcements."""
+    cdef uint64_t place
+    if fetched > ring.announced:
+        return broken(ring, EPROTO)
     while ring.released < fetched:
-        add(&ring.unread_bytes, -ring.sizes[ring.released % ANNOUNCED])
+        place = ring.released % ANNOUNCED
+        if ring.begins[place] >= ring.written:
+            return broken(ring, EPROTO)
+        add(&ring.unfetched_bytes, -ring.sizes[place])
         add(&ring.released, 1)
     return 0
 
@@ -367,9 +383,9 @@ cdef void ring_fail(ring_t* ring) noexcept nogil:
         memset(&wanted, 0, sizeof(wanted))
         wanted.qp_state = IBV_QPS_ERR
         verbs.ibv_modify_qp(ring.pair, &wanted, IBV_QP_STATE)
-        ring.fetch_head = ring.fetch_tail = ring.fetch_next = NULL
-        broken(ring, ECONNRESET)
-        tell_writer(ring)
+        if ring.error == 0:
+            ring.error = ECONNRESET
+        wake_writer(ring)  # the reader is this thread, or its descriptor is closed next
     pthread_mutex_unlock(&ring.mutex)
 
 
@@ -377,7 +393,7 @@ cdef void ring_end(ring_t* ring) noexcept nogil:
     """Closes all of it. No thread reads. Idempotent."""
     pthread_mutex_lock(&ring.mutex)
     ring.ended = 1
-    ring.fetch_head = ring.fetch_tail = ring.fetch_next = NULL
+    ring.fetch_head = ring.fetch_tail = ring.fetch_unposted = NULL
     if ring.pair != NULL:
         verbs.ibv_destroy_qp(ring.pair)
     if ring.queue != NULL:
@@ -399,11 +415,11 @@ cdef void ring_end(ring_t* ring) noexcept nogil:
     ring.incoming = ring.outgoing = NULL
     if ring.watch_fd >= 0:
         close(ring.watch_fd)
-    if ring.left_fd >= 0:
-        close(ring.left_fd)
+    if ring.reader_bell >= 0:
+        close(ring.reader_bell)
     if ring.room_watch_fd >= 0:
         close(ring.room_watch_fd)
-    if ring.room_fd >= 0:
-        close(ring.room_fd)
-    ring.watch_fd = ring.left_fd = ring.room_watch_fd = ring.room_fd = -1
+    if ring.writer_bell >= 0:
+        close(ring.writer_bell)
+    ring.watch_fd = ring.reader_bell = ring.room_watch_fd = ring.writer_bell = -1
     pthread_mutex_unlock(&ring.mutex)

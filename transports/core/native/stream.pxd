@@ -8,4 +8,3 @@ cdef class Stream(Incoming):
     cdef bint entered               # a thread is in `receive`
 
     cdef object receive_by(self, reader_t* reader)
-    cdef void end_unclosed(self) noexcept

@@ -1,9 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Stream: one connection as Python sees it, from opening to closing. Contract: core/contract.pyi.
 
-The halves are in outgoing.pyx and incoming.pyx.
+The halves are in outgoing.pyx and incoming.pyx. It keeps its device and the memory of READs until its own
+end, also when it is collected (`no_gc_clear`).
 """
 
+cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
 from posix.unistd cimport close as close_fd
@@ -20,11 +22,10 @@ from transfer.transports.core.native.kernel_writes cimport F_CONTROL, flusher_t,
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.ring_channel cimport RingChannel
 from transfer.transports.core.native.ring_requests cimport ring_fail
-from transfer.transports.core.native.system cimport (
-    SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown,
-)
+from transfer.transports.core.native.system cimport SHUT_RDWR, pthread_mutex_unlock, shutdown
 
 
+@cython.no_gc_clear
 cdef class Stream(Incoming):
     """Frames over a connected, non-blocking stream socket that belongs to it. Any thread may call."""
 
@@ -143,33 +144,14 @@ cdef class Stream(Incoming):
         self.drop_unread()
         return lost
 
-    cdef void end_unclosed(self) noexcept:
-        """It is deleted without a close. The flusher may write from its queue at this moment. A forked child
-        has none, and there the mutex may be held for ever."""
-        cdef bint alone = self.link.flusher.generation != native_link.fork_generation
-        cdef segment_t* left
-        cdef int fd
-        if not alone:
-            pthread_mutex_lock(&self.link.mutex)
-        store_int(&self.link.closed, 1)
-        fd = self.link.fd
-        self.link.fd = -1
-        left = self.link.head
-        self.link.head = self.link.tail = NULL
-        if not alone:
-            pthread_mutex_unlock(&self.link.mutex)
-        if alone and fd >= 0:
-            close_fd(fd)
-        elif fd >= 0:
-            self.close_descriptor(fd)
-        release_segments(left, None)
+    def __del__(self):
+        """It is collected without a close; what it refers to is whole still."""
+        self.close()
 
     def __dealloc__(self):
         cdef flusher_t* state
         if self.link == NULL:
             return
-        if not self.link.closed:
-            self.end_unclosed()
         release_segments(self.link.finished, None)
         self.link.finished = NULL
         free(self.saved)

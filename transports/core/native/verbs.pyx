@@ -24,6 +24,11 @@ from transfer.transports.core.native.libibverbs cimport (
 )
 
 
+cdef enum:
+    # Tries where the peer has no receive posted, which this transport never lets happen. 7 is without end.
+    RNR_RETRIES = 6
+
+
 cdef int closed(int error) noexcept nogil:
     """The result of closing an object: on a device that is gone there is nothing left to close."""
     return 0 if error == EIO else error
@@ -33,9 +38,8 @@ cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes 
                       int mtu, int reads, int timeout, int retries, int port, int gid_index,
                       uint32_t our_psn) except -1:
     """From reset to ready to send. access: of the peer. number, gid (16 bytes), lid, psn: of its queue pair.
-    mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then a packet is sent again.
-    retries: at most 6, since 7 can mean without end. port, gid_index, our_psn: of this side. Raises
-    OSError."""
+    mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then a packet is sent again, up
+    to `retries` times, 7 at most. port, gid_index, our_psn: of this side. Raises OSError."""
     cdef ibv_qp_attr wanted
     if len(gid) != 16:
         raise failed(EINVAL, "a GID has 16 bytes")
@@ -60,7 +64,8 @@ cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes 
            | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
     wanted.qp_state = IBV_QPS_RTS
     wanted.timeout = timeout
-    wanted.retry_cnt = wanted.rnr_retry = retries
+    wanted.retry_cnt = retries
+    wanted.rnr_retry = RNR_RETRIES
     wanted.sq_psn = our_psn
     wanted.max_rd_atomic = reads
     modify(pair, &wanted, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY
