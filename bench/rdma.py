@@ -5,6 +5,7 @@
 | 64 bytes and back | two streams, asleep on their completion channels, or spinning | ib_send_lat (-e) |
 | 64 bytes, one way | PUSH to PULL, several messages to a WRITE | ib_send_bw |
 | 64 KiB to 16 MiB | through the ring, or READ from a registered region, or from the pool | ib_read_bw |
+| 300 tensors, a model's layers | a dict of them by sockets | one payload of their size |
 | silence | the processor time of a connected end | |
 
 In the virtual machine of `make test-rdma` the times are those of an emulator: the ratios are fair, and the
@@ -182,6 +183,54 @@ def our_payloads(
     return speeds
 
 
+def layers(width: int = 256) -> dict[str, Any]:
+    """300 tensors of float32 with the shapes of a transformer's layers: 76 MB at the default width."""
+    import numpy
+
+    shapes = {"qkv": (3, width), "out": (width,), "up": (4, width), "down": (width, 4)}
+    tensors = {}
+    for number in range(25):
+        for name, shape in shapes.items():
+            tensors[f"{number}.{name}.weight"] = numpy.ones((*shape, width), "f4")
+            tensors[f"{number}.{name}.bias"] = numpy.ones(width, "f4")
+        for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
+            tensors[f"{number}.{name}"] = numpy.ones(width, "f4")
+    return tensors
+
+
+def our_models(
+    link: Pipe, count: int, width: int, whole: bool, registered: bool, first: bool, _connection: Any
+) -> list[float]:
+    """Returns bytes per second of models from a PUSH to a PULL. whole: each is one tensor of their size."""
+    import numpy
+
+    model = layers(width)
+    size = sum(tensor.nbytes for tensor in model.values())
+    if whole:
+        model = {"whole": numpy.ones(size // 4, "f4")}
+    with transfer.Context(protocol="rdma", policy="require") as context:
+        with context.socket(transfer.PUSH if first else transfer.PULL) as socket:
+            if not first:
+                socket.bind("tcp://127.0.0.1:0")
+                link.send(socket.last_endpoint)
+                for _ in range(count + 1):
+                    socket.recv_tensors()
+                    link.send("came")
+                return []
+            registers = [one for one in model.values() if registered and one.nbytes >= VERY_LARGE]
+            regions = [context.register(one) for one in registers]
+            socket.connect(link.recv())
+            begin = 0.0
+            for _ in range(count + 1):
+                socket.send_tensors(model, copy=False)
+                link.recv()
+                begin = begin or time.perf_counter()  # the first makes the receiver register its slabs
+            took = time.perf_counter() - begin
+            for region in regions:
+                region.close()
+            return [size * count / took]
+
+
 def counted(device: Any) -> list[int]:
     """Returns a list that gets one entry for each registration of memory from now on."""
     calls: list[int] = []
@@ -271,6 +320,8 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=50_000, help="messages of a run one way")
     parser.add_argument("--sizes", type=int, nargs="*", default=[64 << 10, 1 << 20, 16 << 20])
     parser.add_argument("--bytes", type=int, default=32 << 20, help="bytes of one bandwidth run")
+    parser.add_argument("--models", type=int, default=5, help="dicts of 300 tensors of a run")
+    parser.add_argument("--width", type=int, default=256, help="of the layers in them")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds of silence")
     asked = parser.parse_args()
     report: dict[str, Any] = {"cpus": os.cpu_count(), "round_trip_us": {}, "bytes_per_s": {}}
@@ -310,6 +361,18 @@ def main() -> int:
             shown = (f"{k} {v[-1] / 1e6:.1f} MB/s" for k, v in speeds.items() if v)
             print(f"{size >> 10} KiB: " + ", ".join(shown), flush=True)
         report["bytes_per_s"][size] = {**speeds, "ratio": max(speeds["ours"]) / max(speeds["ib_read_bw"])}
+    report["models"] = {}
+    for registered in (True, False):
+        models: dict[str, list[float]] = {"dict": [], "whole": []}
+        for _ in range(asked.rounds):
+            for name, whole in (("dict", False), ("whole", True)):
+                models[name] += play(our_models, asked.models, asked.width, whole, registered)
+        name = "registered" if registered else "not registered"
+        ratios = [one / other for one, other in zip(models["dict"], models["whole"], strict=True)]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        shown += "; " + ", ".join(f"{k} {max(v) / 1e9:.2f} GB/s" for k, v in models.items())
+        print(f"300 tensors, {name}, ÷ one payload: {shown}", flush=True)
+        report["models"][name] = {**models, "ratios": ratios}
     report["registrations"] = {f"{name} {size}": calls for (name, size), calls in registrations.items()}
     print("registrations while measuring:", sum(registrations.values()))
     print(json.dumps(report))

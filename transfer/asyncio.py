@@ -265,6 +265,7 @@ class Socket(SocketMethods):
         meta: Any = ...,
         topic: Topic = ...,
         flags: int = ...,
+        copy: bool | None = ...,
         track: Literal[True],
     ) -> Tracker: ...
     @overload
@@ -275,6 +276,7 @@ class Socket(SocketMethods):
         meta: Any = ...,
         topic: Topic = ...,
         flags: int = ...,
+        copy: bool | None = ...,
         track: bool = ...,
     ) -> Tracker | None: ...
     async def send_tensors(
@@ -284,11 +286,12 @@ class Socket(SocketMethods):
         meta: Any = None,
         topic: bytes | str | None = None,
         flags: int = 0,
+        copy: bool | None = None,
         track: bool = False,
     ) -> Tracker | None:
         """Sends a dict of tensors and metadata, as `Socket.send_tensors`."""
         return await self._send_by(
-            super().send_tensors, tensors, meta=meta, topic=topic, flags=flags, track=track
+            super().send_tensors, tensors, meta=meta, topic=topic, flags=flags, copy=copy, track=track
         )
 
     async def _send_by(self, call: Callable[..., T], *args: Any, flags: int, **kwargs: Any) -> T:
@@ -409,10 +412,7 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
         left = None if deadline is None else deadline - loop.time()
         if ready or (left is not None and left <= 0):
             return ready
-        signalled = all(
-            not hasattr(thing, "_fd_signals") or thing._fd_signals(bits) for thing, bits in entries
-        )
-        if not signalled:
+        if not all(not hasattr(one, "_fd_signals") or one._fd_signals(bits) for one, bits in entries):
             left = pause if left is None else min(pause, left)
             pause = min(2 * pause, _LATER)
         await _any_input(entries, left)

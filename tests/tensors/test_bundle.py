@@ -236,13 +236,21 @@ def test_any_names_sizes_and_metadata(sizes: dict[str, int], meta: Any) -> None:
     same(loop.recv_tensors(out={name: np.empty_like(t) for name, t in sent.items()})[0], sent)
 
 
-def test_indexes_are_kept_but_not_without_end(loop: Loop) -> None:
-    for number in range(bundle._CACHE_LIMIT + 10):
+def test_indexes_are_kept_but_not_without_end(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "_CACHED", 4096)
+    monkeypatch.setattr(bundle, "_CACHED_OF_ONE", 1024)
+    caches = bundle._layouts, bundle._headers, bundle._indexes
+    for cache in caches:
+        cache.clear()
+        cache.nbytes = 0
+    for number in range(300):
         loop.send_tensors({f"name{number}": np.zeros(3)})
         loop.recv_tensors()
-    assert len(bundle._layouts) <= bundle._CACHE_LIMIT
-    assert len(bundle._headers) <= bundle._CACHE_LIMIT
-    assert len(bundle._indexes) <= bundle._CACHE_LIMIT
+        assert all(cache and cache.nbytes <= 4096 for cache in caches)
+    before = [dict(cache) for cache in caches]
+    loop.send_tensors({f"name{number}": np.zeros(3) for number in range(100)})
+    assert len(loop.recv_tensors()[0]) == 100
+    assert [dict(cache) for cache in caches[:1]] == before[:1], "one large index is worth no many small ones"
 
 
 # --- bad peers --------------------------------------------------------------------------------

@@ -105,9 +105,10 @@ def test_a_tracker_tells_when_the_memory_is_free(ctx: Any) -> None:
     tracker.wait(10)
     memory.extend(b"free")
     tracker.wait_confirmed(10)
-    tracker = sender.send_tensors({"a": X}, track=True)
-    receiver.recv_tensors()
-    tracker.wait_confirmed(10)
+    for options in ({"track": True}, {"copy": False}):
+        tracker = sender.send_tensors({"a": X}, **options)
+        receiver.recv_tensors()
+        tracker.wait_confirmed(10)
 
 
 @pytest.mark.parametrize("nbytes", [3, 100_000], ids=["small", "large"])

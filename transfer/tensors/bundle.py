@@ -48,9 +48,9 @@ _COUNT: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<HBB")
 _INLINE, _IN_DATA = 0, 1
 _PADDING: Final = bytes(ALIGNMENT)
-_CACHE_LIMIT: Final = 256
-#: larger indexes are not kept, so that the caches stay below a few MiB
-_CACHE_INDEX: Final = 16 * 1024
+#: bytes of indexes that a cache keeps, all together and of one; one that was read takes ten times as much
+_CACHED: Final = 1 << 20
+_CACHED_OF_ONE: Final = _CACHED // 4
 assert _FIXED.size == EXTENDED_MIN
 
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -58,11 +58,27 @@ _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 
 
+class _Cache(dict[Any, Any]):
+    """What was made of the last indexes: programs send the same names and shapes again and again."""
+
+    nbytes = 0
+
+    def keep(self, key: Any, made: Any, nbytes: int) -> Any:
+        """Returns `made`. nbytes: of its index."""
+        if nbytes <= _CACHED_OF_ONE:
+            if self.nbytes + nbytes > _CACHED:
+                self.clear()
+                self.nbytes = 0
+            self[key] = made
+            self.nbytes += nbytes
+        return made
+
+
 # --- sending ----------------------------------------------------------------------------------
 
 #: (index, header with the index in it or None, own frame?, packed?)
 _Layout = tuple[bytes, bytes | None, list[bool], list[bool]]
-_layouts: dict[tuple[Any, ...], _Layout] = {}
+_layouts = _Cache()
 
 
 def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) -> list[OutFrame]:
@@ -87,13 +103,10 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
         ) from error
     headers = [header for _, header, _ in exported]
     key = (*tensors, *headers)
-    layout = _layouts.get(key)
+    layout: _Layout | None = _layouts.get(key)
     if layout is None:
         layout = _lay_out(list(tensors), exported)
-        if len(layout[0]) <= _CACHE_INDEX:
-            if len(_layouts) >= _CACHE_LIMIT:
-                _layouts.clear()
-            _layouts[key] = layout
+        _layouts.keep(key, layout, len(layout[0]))
     index, complete, own, packed = layout
     described = b"" if metadata is None else _encode(metadata)
     buffers = [buffer for _, _, buffer in exported]
@@ -238,19 +251,14 @@ class BundleHeader:
             raise ProtocolError("tensor", "the metadata of a bundle is not JSON") from error
 
 
-_headers: dict[bytes, BundleHeader] = {}
-_indexes: dict[bytes, Index] = {}
+_headers = _Cache()
+_indexes = _Cache()
 
 
 def unpack_bundle(meta: bytes) -> BundleHeader:
     """Reads and validates the header of a bundle. Raises ProtocolError. Thread-safe."""
-    header = _headers.get(meta)
-    if header is None:
-        header = _unpack(meta)
-        if len(_headers) >= _CACHE_LIMIT:
-            _headers.clear()
-        _headers[meta] = header
-    return header
+    header: BundleHeader | None = _headers.get(meta)
+    return header or _headers.keep(meta, _unpack(meta), len(meta))
 
 
 def _unpack(meta: bytes) -> BundleHeader:
@@ -270,14 +278,8 @@ def _unpack(meta: bytes) -> BundleHeader:
 
 
 def _index(raw: bytes) -> Index:
-    index = _indexes.get(raw)
-    if index is None:
-        index = _read_index(raw)
-        if len(raw) <= _CACHE_INDEX:
-            if len(_indexes) >= _CACHE_LIMIT:
-                _indexes.clear()
-            _indexes[raw] = index
-    return index
+    index: Index | None = _indexes.get(raw)
+    return index or _indexes.keep(raw, _read_index(raw), len(raw))
 
 
 def _read_index(raw: bytes) -> Index:

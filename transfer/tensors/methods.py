@@ -185,6 +185,7 @@ class TensorMethods:
         meta: Any = ...,
         topic: Topic = ...,
         flags: int = ...,
+        copy: bool | None = ...,
         track: Literal[True],
     ) -> Tracker: ...
     @overload
@@ -195,6 +196,7 @@ class TensorMethods:
         meta: Any = ...,
         topic: Topic = ...,
         flags: int = ...,
+        copy: bool | None = ...,
         track: bool = ...,
     ) -> Tracker | None: ...
     def send_tensors(
@@ -204,6 +206,7 @@ class TensorMethods:
         meta: Any = None,
         topic: bytes | str | None = None,
         flags: int = 0,
+        copy: bool | None = None,
         track: bool = False,
     ) -> Tracker | None:
         """Sends a dict of tensors and metadata as one message.
@@ -215,6 +218,7 @@ class TensorMethods:
             meta: any value that JSON can express: keys of dicts are text, and tuples arrive as lists.
             topic: sent before the tensors, for subscriptions.
             flags: DONTWAIT, SNDMORE, or 0.
+            copy: False keeps large tensors until they are sent and returns a Tracker.
             track: True returns a Tracker.
 
         Raises:
@@ -223,7 +227,7 @@ class TensorMethods:
             Again, Closed, StateError, NotSupported: as in `send`.
         """
         encoded = None if topic is None else _topic(topic)
-        return self._send_outframes(frames_of(tensors, meta, encoded), flags_of(flags), track, None)
+        return self._send_outframes(frames_of(tensors, meta, encoded), flags_of(flags), track, copy)
 
     def recv_tensors(
         self: FrameReceiver, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None

@@ -53,6 +53,7 @@ class Domain:
         if self._events is not None:
             self._events.close()
         self.regions.close()
+        self.sources.cache.close()
         self.received.close()
         self.staging.close()
         self.device.close()

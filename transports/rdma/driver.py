@@ -7,6 +7,7 @@ thread may call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,6 +74,10 @@ class DeviceHandle(ABC):
     limits: DeviceLimits
     #: nanoseconds spent registering memory, written by `memory`
     registration_ns: int = 0
+    #: a forked child may use memory that is registered here
+    forks_freely: bool = False
+    #: called when memory cannot be registered; returns whether it ended registrations, for another try
+    reclaim: Callable[[], bool] | None = None
     #: readable when `take_event` has something; -1: this driver reports nothing
     event_fd: int = -1
 

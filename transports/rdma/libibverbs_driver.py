@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,11 +76,11 @@ class LibibverbsDriver(Driver):
             ) from error
 
     def open(self, device: str) -> DeviceHandle:
-        return _Device(self._binding, device)
+        return _Device(self._library, self._binding, device)
 
 
 class _Device(DeviceHandle):
-    def __init__(self, binding: Any, name: str) -> None:
+    def __init__(self, library: Any, binding: Any, name: str) -> None:
         self.name = name
         self._binding = binding
         self._pinned = 0
@@ -87,6 +88,7 @@ class _Device(DeviceHandle):
         with _mapped(name, "opening the device"):
             self.handle: verbs.VerbsDevice = binding.VerbsDevice(name)
             self.event_fd = self.handle.async_fd
+            self.forks_freely = library.forks_freely()
             pairs, completions, requests, regions, target, initiator = self.handle.limits()
         self.limits = DeviceLimits(
             queue_pairs=pairs,
@@ -146,7 +148,13 @@ class _Region(MemoryRegion):
         rights = (_LOCAL_WRITE if local_write else 0) | (_REMOTE_READ if remote_read else 0)
         self._device = device
         try:
-            self._region = device._binding.VerbsRegion(device.handle, address, length, rights, dmabuf)
+            try:
+                self._region = device._binding.VerbsRegion(device.handle, address, length, rights, dmabuf)
+            except OSError as error:
+                scarce = error.errno in (errno.ENOMEM, errno.EAGAIN)
+                if not (scarce and device.reclaim is not None and device.reclaim()):
+                    raise
+                self._region = device._binding.VerbsRegion(device.handle, address, length, rights, dmabuf)
         except OSError as error:
             now = failures.circumstances(
                 address, length, device._pinned, device._regions, device.limits.regions

@@ -15,12 +15,14 @@ import time
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from transfer.transports.core import address_of
 from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import Closed, InternalError, RegistrationError
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
+from transfer.transports.rdma.registration_cache import RegistrationCache
 from transfer.transports.sizes import VERY_LARGE
 
 #: smaller blocks share a slab of this size; a larger block is a slab
@@ -318,6 +320,8 @@ class Sources:
         self._staging = staging
         self._regions = regions
         self._copy_into = copy_into
+        #: of memory that is sent again
+        self.cache = RegistrationCache(device, partial(_register, device, None))
 
     def place(self, data: Any, *, kept: bool) -> ReadSource:
         """data: a flat view, bytes, or RegisteredDeviceMemory. Raises RegistrationError, InternalError."""
@@ -330,6 +334,9 @@ class Sources:
         if way == "copy" and not device:
             return self._copied(data, length)
         try:
+            cached = None if device else self.cache.find(data, address, length)
+            if cached is not None:
+                return ReadSource(cached[0].address, cached[0].rkey, cached[1])
             region = _register(self._device, data, address, length)
         except RegistrationError as error:
             if error.reason != "read_only":

@@ -48,6 +48,12 @@ EXPORT int ibv_fork_init(void)
     return 0;
 }
 
+/* IBV_FORK_UNNEEDED, as since Linux 5.12. */
+EXPORT int ibv_is_fork_initialized(void)
+{
+    return 2;
+}
+
 EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
     faults_begin();

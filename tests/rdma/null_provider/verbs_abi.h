@@ -339,6 +339,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *wanted)
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 int ibv_destroy_qp(struct ibv_qp *qp);
 int ibv_fork_init(void);
+int ibv_is_fork_initialized(void);
 
 /* Of the null provider only, see faults.c. */
 int null_verbs_fault(const char *kind, int after, int count);

@@ -13,6 +13,9 @@ from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
 from transfer.transports import config
 from transfer.transports.errors import DeviceError
 
+cdef enum:
+    IBV_FORK_UNNEEDED = 2
+
 cdef extern from "<dlfcn.h>" nogil:
     ctypedef struct Dl_info:
         const char* dli_fname
@@ -20,6 +23,7 @@ cdef extern from "<dlfcn.h>" nogil:
 
 cdef bint loaded = False
 cdef str file_name = ""
+cdef int fork_status = 0
 
 
 cdef int find(void* library, const char* name, void** place) except -1:
@@ -32,9 +36,10 @@ cdef int find(void* library, const char* name, void** place) except -1:
 
 cdef int load() except -1:
     """Looks up all functions, once. Raises DeviceError."""
-    global loaded, file_name
+    global loaded, file_name, fork_status
     cdef void* library
     cdef int (*fork_init)() noexcept nogil
+    cdef int (*is_initialized)() noexcept nogil
     cdef Dl_info info
     cdef bytes path
     if loaded:
@@ -70,8 +75,10 @@ cdef int load() except -1:
     (<void**>&verbs.ibv_reg_dmabuf_mr)[0] = dlsym(library, "ibv_reg_dmabuf_mr")
     # Before Linux 5.12 a fork could move registered pages away from the parent. Newer ones need nothing.
     fork_init = <int (*)() noexcept nogil> dlsym(library, "ibv_fork_init")
+    is_initialized = <int (*)() noexcept nogil> dlsym(library, "ibv_is_fork_initialized")
     if fork_init != NULL:
         fork_init()
+    fork_status = is_initialized() if is_initialized != NULL else 0
     if dladdr(<void*> verbs.ibv_open_device, &info):
         file_name = os.path.realpath(info.dli_fname.decode(errors="replace"))
     loaded = True
@@ -92,6 +99,13 @@ def forget():
     """The next use looks it up again: another TRANSFER_LIBIBVERBS takes effect. No device may be open."""
     global loaded
     loaded = False
+
+
+def forks_freely():
+    """Whether a forked child keeps memory that is registered here: newer kernels copy it for the child, on
+    older ones libibverbs takes it away from the child. Raises DeviceError."""
+    load()
+    return fork_status == IBV_FORK_UNNEEDED
 
 
 def has_dmabuf():

@@ -1,0 +1,153 @@
+"""Registrations that outlive a send, of arrays that are sent again and again."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
+
+#: bytes that stay registered for sends to come
+MOST_KEPT = 4 << 30
+#: seconds that a failed registration waits for a thread that registers here
+_PATIENCE = 1.0
+#: sends that are remembered, to find what is sent again
+_REMEMBERED = 1024
+
+
+class _Key(NamedTuple):
+    owner: int  # id()
+    address: int
+    length: int
+
+
+class _Kept(weakref.ref[Any]):
+    """The owner of registered memory, weakly. uses: announcements of it that are not READ."""
+
+    __slots__ = ("key", "region", "uses")
+
+    key: _Key
+    region: MemoryRegion
+    uses: int
+
+
+class RegistrationCache:
+    """Registers memory at its second send, and keeps that until its owner is gone, or others need the room.
+
+    Only numpy arrays that own their memory: they cannot be resized while this refers to them, so an address
+    means the same pages as long as the owner lives. A torch storage may be resized and come back to its
+    address on other pages; whoever sends it again and again calls `register`. Thread-safe.
+
+    enabled: not where a fork would take registered memory away from the child.
+    """
+
+    def __init__(
+        self, device: DeviceHandle, register: Callable[[int, int], MemoryRegion], *, most: int = MOST_KEPT
+    ) -> None:
+        self.registered = 0
+        self.enabled = device.forks_freely
+        self._register = register
+        self._most = most
+        self._lock = threading.RLock()
+        self._kept: dict[_Key, _Kept] = {}  # the one used last is the last
+        self._gone: deque[_Kept] = deque()
+        self._seen: dict[_Key, None] = {}
+        device.reclaim = self._reclaim
+
+    def find(self, data: Any, address: int, length: int) -> tuple[MemoryRegion, Callable[[], None]] | None:
+        """(a registration of the data's memory, what ends its use), or None: it is registered for one send.
+        Raises RegistrationError."""
+        owner = _owner_of(data)
+        if owner is None or not self.enabled or length > self._most:
+            return None
+        key = _Key(id(owner), address, length)
+        with self._lock:
+            self._end_gone()  # before an address is compared that was given to somebody else meanwhile
+            found = self._kept.pop(key, None)
+            if found is None:
+                if not self._was_seen(key) or not self._make_room(self._most - length):
+                    return None
+                found = _Kept(owner, self._note_gone)
+                found.key, found.uses, found.region = key, 0, self._register(address, length)
+                self.registered += length
+            self._kept[key] = found
+            found.uses += 1
+            return found.region, partial(self._leave, found)
+
+    def _was_seen(self, key: _Key) -> bool:
+        if key in self._seen:
+            del self._seen[key]
+            return True
+        if len(self._seen) >= _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = None
+        return False
+
+    def _leave(self, found: _Kept) -> None:
+        with self._lock:
+            found.uses -= 1
+
+    def _note_gone(self, found: Any) -> None:
+        """The owner goes, its memory is still there. The collector may do that inside any statement, with
+        any lock held: this never waits."""
+        self._gone.append(found)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_gone()
+            finally:
+                self._lock.release()
+
+    def _end_gone(self) -> None:
+        while self._gone:
+            found = self._gone.popleft()
+            if self._kept.get(found.key) is found:
+                self._end(found)
+
+    def _end(self, found: _Kept) -> None:
+        del self._kept[found.key]
+        self.registered -= found.key.length
+        found.region.close()
+
+    def _make_room(self, most: int) -> bool:
+        """Ends unused ones, the oldest first, until at most that many bytes are kept; whether it is so."""
+        for found in list(self._kept.values()):
+            if self.registered <= most:
+                break
+            if not found.uses and self._kept.get(found.key) is found:
+                self._end(found)
+        return self.registered <= most
+
+    def _reclaim(self) -> bool:
+        """Ends all that nobody uses; whether there was any."""
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return False
+        try:
+            before = self.registered
+            self._make_room(0)
+            return self.registered < before
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Deregisters all. Idempotent."""
+        with self._lock:
+            self.enabled = False
+            for found in list(self._kept.values()):
+                self._end(found)
+
+
+def _owner_of(data: Any) -> Any:
+    """The numpy array that owns this memory; None: something else does."""
+    owner = getattr(data, "obj", data)
+    while _is_array(owner) and owner.base is not None:
+        owner = owner.base
+    return owner if _is_array(owner) and owner.flags.owndata else None
+
+
+def _is_array(found: Any) -> bool:
+    kind = type(found)
+    return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
