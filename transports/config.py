@@ -11,6 +11,10 @@ Variables:
     MC_IB_PORT: number of the port
     MC_GID_INDEX: number of the GID; by default, on Ethernet, RoCE v2 with an IPv4 address first
     MC_MTU: 256 to 4096 bytes; the smallest of both ends and the port counts
+    MC_IB_TC: traffic class of RDMA packets, 0 to 255; over Ethernet its upper six bits are the DSCP, by which
+        switches choose the queue, such as 106 for DSCP 26; by default 0
+    MC_IB_SL: service level on InfiniBand, 0 to 15; by default 0
+    MC_PKEY_INDEX: the place of the partition's key in the port's table; by default 0
     TRANSFER_LIBIBVERBS: path of another libibverbs.so.1
     TRANSFER_UCX_DRIVER: `auto`, `libucp`: the second also uses a UCX that only the system has
     TRANSFER_CORE: `auto`, `native`, `pure`: the compiled core, or the one in Python
@@ -58,11 +62,17 @@ SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: names of the arguments, where an error names a variable otherwise
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
-RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
+RDMA_VARIABLES = (
+    *("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU"),
+    *("MC_IB_TC", "MC_IB_SL", "MC_PKEY_INDEX"),
+)
 _NUMBERS: Mapping[str, tuple[Container[int], str]] = {
     "MC_IB_PORT": (range(256), "a number from 0 to 255"),
     "MC_GID_INDEX": (range(256), "a number from 0 to 255"),
     "MC_MTU": ((256, 512, 1024, 2048, 4096), "256, 512, 1024, 2048 or 4096"),
+    "MC_IB_TC": (range(256), "a number from 0 to 255"),
+    "MC_IB_SL": (range(16), "a number from 0 to 15"),
+    "MC_PKEY_INDEX": (range(1 << 16), "a number from 0 to 65535"),
 }
 #: the variable of each field of `Security`
 _SECURITY = {

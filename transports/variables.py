@@ -33,7 +33,10 @@ OURS = frozenset(
     | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED"}
 )
 #: the variables of Mooncake that are read here; it has many more
-MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", "GID_INDEX", "MTU"])
+MOONCAKES = frozenset(
+    {"RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", "GID_INDEX", "MTU", "IB_TC", "IB_SL"}
+    | {"PKEY_INDEX"}
+)
 
 #: variables of Kubernetes for services whose names begin with "transfer", options of a broker (which checks
 #: them itself), and variables for building and testing this project

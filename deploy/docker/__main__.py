@@ -22,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="verify.sh", description=__doc__)
     parser.add_argument("--target", choices=[*TARGETS, "all"], default="all")
     parser.add_argument("--context", type=Path, required=True)
+    parser.add_argument("--python", type=Path)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--place", type=Path, required=True)
     asked = parser.parse_args()
@@ -50,6 +51,8 @@ def _verify(asked: argparse.Namespace, report: machine.Report) -> None:
     report(f"base: {base}")
     builder = Builder(asked.place, machine.given(), report)
     builder.import_base(base)
+    if asked.python is not None:
+        base = builder.add_python(asked.python)
     for name in targets:
         builder.build(asked.context, name)
         image = Image(name, builder.root(name), builder.settings(name), base, asked.place / "volumes")

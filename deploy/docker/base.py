@@ -1,4 +1,4 @@
-"""Debian's slim base image, made by debootstrap, without a registry.
+"""Debian's slim base image, made by debootstrap, without a registry; with another Python if one is named.
 
 It is kept in a folder, and imported into buildah's storage for each build.
 """
@@ -53,6 +53,27 @@ def import_base(buildah: list[str], root: Path, name: str, log: Path) -> None:
     container = made.stdout.strip()
     run_step([*buildah, "add", "--quiet", container, str(root), "/"], env, log)
     run_step([*buildah, "commit", "--quiet", "--rm", container, name], env, log)
+
+
+#: As docker.io/python:X-slim: a Python of its own in /usr/local, and the libraries that it is linked to.
+_WITH_PYTHON = """\
+FROM {base}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates \\
+        libbz2-1.0 libffi8 liblzma5 libncursesw6 libreadline8 libsqlite3-0 libssl3 libuuid1 tzdata zlib1g \\
+    && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/*
+COPY . /usr/local/
+RUN ldconfig && rm -rf /var/cache/ldconfig/* && python3 -c "import ssl, sqlite3, ctypes, venv, lzma"
+"""
+_NOT_OF_PYTHON = ("lib/python3.*/test", "**/__pycache__", "share")
+
+
+def write_with_python(place: Path, base: str) -> list[str]:
+    """Writes how the base gets a Python from the folder that is built from. Returns buildah's arguments."""
+    recipe, ignored = place / "with-python", place / "with-python.ignored"
+    recipe.write_text(_WITH_PYTHON.format(base=base))
+    ignored.write_text("\n".join(_NOT_OF_PYTHON) + "\n")
+    return ["--file", str(recipe), "--ignorefile", str(ignored)]
 
 
 def _make_slim(root: Path) -> None:

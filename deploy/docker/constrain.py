@@ -2,9 +2,10 @@
 the image, and of the build's packages.
 
     python3.11 deploy/docker/constrain.py            with the newest versions on the machine's index
+    python3.11 deploy/docker/constrain.py --keep     with the versions that the files have
     python3.11 deploy/docker/constrain.py --check    only reports whether that would change something
 
-Needs Python 3.11 on Linux, as in the image, since other versions may need other packages.
+Needs Python 3.11 on Linux, as in the image, since older versions need more packages than newer ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ FILE = Path(__file__).with_name("constraints.txt")
 BUILD_FILE = Path(__file__).with_name("build-constraints.txt")
 #: the machines that images are made for, and the wheels that Debian 12 accepts there
 MACHINES = ("x86_64", "aarch64")
+#: the Pythons of the bases that the Dockerfile takes
+PYTHONS = ("3.11", "3.12", "3.13")
 _GLIBC = ("2_36", "2_35", "2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17")
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
 #: the packages of the build; pyproject.toml names the first two
@@ -46,11 +49,17 @@ def resolved(requirements: Sequence[str]) -> dict[str, str]:
     return {name: one["metadata"]["version"] for name, one in found.items() if name != "tensor-transfer"}
 
 
-def hashes(pins: dict[str, str], machine: str) -> dict[str, str]:
-    """Returns the SHA-256 of the wheel that pip takes for each on such a machine."""
+def pinned(text: str) -> dict[str, str]:
+    """Returns the versions in a file of `text_of`."""
+    return dict(re.findall(r"^(\S+)==(\S+)", text, re.MULTILINE))
+
+
+def hashes(pins: dict[str, str], machine: str, python: str) -> dict[str, str]:
+    """Returns the SHA-256 of the wheel that pip takes for each on such a machine with such a Python."""
     tags = [f"manylinux_{version}_{machine}" for version in _GLIBC] + [f"manylinux2014_{machine}", "any"]
-    options = [f"--platform={tag}" for tag in tags] + [f"--abi={abi}" for abi in ("cp311", "abi3", "none")]
-    options += ["--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps"]
+    own = "cp" + python.replace(".", "")
+    options = [f"--platform={tag}" for tag in tags] + [f"--abi={abi}" for abi in (own, "abi3", "none")]
+    options += [f"--python-version={python}", "--implementation=cp", "--only-binary=:all:", "--no-deps"]
     found = _asked(*options, "--target=unused", *(f"{name}=={version}" for name, version in pins.items()))
     return {name: one["download_info"]["archive_info"]["hashes"]["sha256"] for name, one in found.items()}
 
@@ -66,7 +75,7 @@ def _asked(*arguments: str) -> dict[str, dict[str, Any]]:
 
 def text_of(pins: dict[str, str]) -> str:
     """Returns the text of the file."""
-    known = [hashes(pins, machine) for machine in MACHINES]
+    known = [hashes(pins, machine, python) for machine in MACHINES for python in PYTHONS]
     lines = []
     for name, version in sorted(pins.items()):
         wheels = sorted({of_machine[name] for of_machine in known})
@@ -79,11 +88,16 @@ def text_of(pins: dict[str, str]) -> str:
 def main() -> int:
     """Writes the files, or compares them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="keep the versions, ask for their hashes")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1: it would")
     asked = parser.parse_args()
     if sys.version_info[:2] != (3, 11) or sys.platform != "linux":
         parser.error("this needs Python 3.11 on Linux")
-    texts = {FILE: text_of(resolved(wanted(DOCKERFILE.read_text()))), BUILD_FILE: text_of(resolved(TOOLS))}
+    asks = {FILE: wanted(DOCKERFILE.read_text()), BUILD_FILE: TOOLS}
+    texts = {
+        file: text_of(pinned(file.read_text()) if asked.keep else resolved(requirements))
+        for file, requirements in asks.items()
+    }
     if asked.check:
         return int(any(not file.exists() or file.read_text() != text for file, text in texts.items()))
     for file, text in texts.items():

@@ -12,12 +12,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.docker.base import import_base
+from deploy.docker.base import import_base, write_with_python
 from deploy.docker.machine import Given, Report
 from deploy.docker.steps import run_step
 from deploy.version import version_of
 
-_BASE = "localhost/debian-slim"
+_BASE, _WITH_PYTHON = "localhost/debian-slim", "localhost/python-slim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +44,42 @@ class Builder:
         storage = ["--root", str(place / "storage"), "--runroot", str(place / "run")]
         self._buildah = ["buildah", *storage, "--storage-driver", "vfs"]
         self._log = place / "build.log"
+        self._base = _BASE
 
     def import_base(self, root: Path) -> None:
         """Imports the base of the targets. Raises StepFailed."""
         import_base(self._buildah, root, _BASE, self._log)
 
+    def add_python(self, prefix: Path) -> Path:
+        """The base has this Python from now on. Returns the folder with its files. Raises StepFailed."""
+        self._build(prefix, _WITH_PYTHON, write_with_python(self._place, _BASE))
+        self._base = _WITH_PYTHON
+        self._report(f"base: with the Python of {prefix}")
+        return self._root(_WITH_PYTHON)
+
     def build(self, context: Path, target: str) -> None:
         """Builds a target of the Dockerfile; built stages are reused. Raises StepFailed."""
-        command = [
-            *self._buildah, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--pull=never",
-            "--build-arg", f"BASE={_BASE}", "--build-arg", f"VERSION={version_of(context)}",
-            "--target", target, "--tag", _name(target), "--file", str(context / "deploy/docker/Dockerfile"),
-        ]  # fmt: skip
+        arguments = ["--build-arg", f"BASE={self._base}", "--build-arg", f"VERSION={version_of(context)}"]
+        arguments += ["--target", target, "--file", str(context / "deploy/docker/Dockerfile")]
+        self._build(context, _name(target), arguments)
+        self._report(f"{target}: built")
+
+    def _build(self, context: Path, name: str, arguments: list[str]) -> None:
+        command = [*self._buildah, "bud", "--isolation", "chroot", "--format", "docker", "--layers"]
+        command += ["--pull=never", "--tag", name, *arguments]
         for inside, path in self._mounts().items():
             command += ["--volume", f"{path}:{inside}:ro"]
         # Arguments that every Dockerfile has: they are in no image, and in no layer's key.
         for name in self._given.proxies:
             command += ["--build-arg", name]
         run_step([*command, str(context)], {**os.environ, **self._given.proxies}, self._log)
-        self._report(f"{target}: built")
 
     def root(self, target: str) -> Path:
         """Returns the folder with a built target's files, of a new container."""
-        return Path(self._output("mount", self._output("from", "--pull=never", _name(target))))
+        return self._root(_name(target))
+
+    def _root(self, name: str) -> Path:
+        return Path(self._output("mount", self._output("from", "--pull=never", name)))
 
     def settings(self, target: str) -> Settings:
         """Returns a built target's settings."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from deploy.docker.container import Container, ProofFailed
 from deploy.docker.image import Settings
-from deploy.docker.namespaces import inside
 
 #: bytes of the tcp image in addition to its base, at most
 TCP_LIMIT = 200 * 10**6
@@ -21,8 +21,7 @@ _TOOLS = ("gcc", "cc", "c++", "g++", "ld", "as", "make", "cython", "pip", "pip3"
 #: beginnings of paths that only the rdma image has
 _RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "ucx")
 _CUDA = ("cuda", "libcuda", "nvidia", "ucxx", "torch", "pyspark", "pyarrow")
-_PACKAGES = "opt/transfer/lib/python3.11/site-packages/"
-_OWN = tuple(_PACKAGES + name for name in ("transfer", "tensor_transfer", "pyspark_transfer"))
+_OWN = re.compile(r"opt/transfer/lib/python3\.\d+/site-packages/(transfer|tensor_transfer|pyspark_transfer)")
 #: folders that only the build writes to
 _PASSING = ("var/lib/apt/lists/", "var/cache/apt/archives/", "root/", "tmp/", "source", "wheels", "tools")
 _PYTHON = "/opt/transfer/bin/python3"
@@ -151,11 +150,11 @@ def _files(image: Image) -> Iterator[str]:
 
 def _contents(image: Image) -> Iterator[str]:
     path = image.settings.env["PATH"].split(":")
-    there = [name for name in _TOOLS for folder in path if os.path.lexists(inside(image.root, folder) / name)]
-    _holds(not there, f"tools of a build: {there}")
     before = _each(image.base)
     names = {place: Path(place).name.lower() for place in _each(image.root) if place not in before}
-    others = {place: name for place, name in names.items() if not place.startswith(_OWN)}
+    there = [one for one, name in names.items() if name in _TOOLS and f"/{Path(one).parent}" in path]
+    _holds(not there, f"tools of a build: {there}")
+    others = {place: name for place, name in names.items() if not _OWN.match(place)}
     _holds(
         not (found := [one for one, name in others.items() if name.startswith(_CUDA)]),
         f"CUDA or so: {found[:5]}",
@@ -168,10 +167,12 @@ def _contents(image: Image) -> Iterator[str]:
     for place in ("etc/pip.conf", "etc/xdg/pip", "etc/apt/apt.conf.d/99machine", "run/machine"):
         files = [path for path in (image.root / place, *(image.root / place).rglob("*")) if path.is_file()]
         _holds(not any(map(os.path.getsize, files)), f"of the machine that built it: {place}")
-    compiled = list((image.root / _PACKAGES / "transfer/transports/core/native").glob("*.so"))
+    core = "opt/transfer/lib/python3.*/site-packages/transfer/transports/core/native/*.so"
+    compiled = list(image.root.glob(core))
     _holds(bool(compiled), "no compiled core")
     if shutil.which("readelf"):
-        _holds(not _linked(compiled) & {"libpython3.11.so.1.0"}, "the core is linked to a libpython")
+        linked = [name for name in _linked(compiled) if name.startswith("libpython")]
+        _holds(not linked, f"the core is linked to {linked}")
     yield f"no compiler, pip, download or cache; {len(compiled)} files of the compiled core"
 
 

@@ -5,9 +5,10 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-verify.sh [--target tcp|rdma|all] [--context DIR] [--keep] [--fresh] [--engine docker|podman]
+verify.sh [--target tcp|rdma|all] [--python DIR] [--context DIR] [--keep] [--fresh] [--engine docker|podman]
 
   --target    what is built and proved (all)
+  --python    the base has the CPython of this prefix in /usr/local, as images of Python have; else Debian's
   --context   the folder that is built from (the repository that this file is in)
   --keep      leaves buildah's storage in build/image/kept
   --fresh     makes the base again, which is kept in build/image otherwise
@@ -22,10 +23,11 @@ TEXT
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../.." && pwd)
-target=all context=$repository keep='' fresh='' engine=''
+target=all python='' context=$repository keep='' fresh='' engine=''
 while (($#)); do
     case $1 in
         --target) target=${2:?} && shift 2 ;;
+        --python) python=$(cd "${2:?}" && pwd) && shift 2 ;;
         --context) context=$(cd "${2:?}" && pwd) && shift 2 ;;
         --engine) engine=${2:?} && shift 2 ;;
         --keep) keep=1 && shift ;;
@@ -95,6 +97,7 @@ mkdir -p "$place"
 cd "$repository"
 # In the background: a signal then reaches this shell at once.
 PYTHONDONTWRITEBYTECODE=1 unshare --mount --pid --fork --kill-child --mount-proc \
-    python3 -m deploy.docker --target "$target" --context "$context" --cache "$cache" --place "$place" &
+    python3 -m deploy.docker --target "$target" --context "$context" --cache "$cache" --place "$place" \
+    ${python:+--python "$python"} &
 worker=$!
 wait "$worker"

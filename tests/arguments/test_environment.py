@@ -38,7 +38,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_UNAUTHENTICATED": (("yes",), "allow"),
     "MC_GID_INDEX": (("first", "256", "-1"), "0 to 255"),
     "MC_IB_PORT": (("one", "256"), "0 to 255"),
+    "MC_IB_SL": (("16", "-1"), "0 to 15"),
+    "MC_IB_TC": (("256", "high"), "0 to 255"),
     "MC_MTU": (("1500", "big"), "256, 512, 1024, 2048 or 4096"),
+    "MC_PKEY_INDEX": (("65536",), "0 to 65535"),
     "MC_RPC_POLICY": (("strict",), "auto, prefer, require"),
     "MC_RPC_PROTOCOL": (("tpc",), "auto, tcp, rdma, ucx"),
 }

@@ -198,7 +198,9 @@ class Channels:
         self.region = VerbsRegion(self.device, ctypes.addressof(ctypes.c_char.from_buffer(memory)), 4096, 1)
         gid = self.device.gid(1, 1)
         for one, peer in zip(self.channels, reversed(self.channels), strict=True):
-            one.connect(peer.address, peer.rkey, peer.size, peer.number, gid, 0, 7, 4096, 4, 14, 6, 1, 1, 7)
+            one.connect(
+                peer.address, peer.rkey, peer.size, peer.number, gid, 0, 7, 4096, 4, 14, 6, 1, 1, 7, *[0] * 3
+            )
 
     def close(self) -> None:
         for one in (*self.channels, self.region, self.device):
@@ -223,7 +225,7 @@ def test_a_device_is_closed_last(null: NullProvider) -> None:
     assert made.device.gid(1, 1), "and all goes on"
     made.close()
     with pytest.raises(OSError, match="closed"):
-        made.channels[0].connect(*[0] * 4, bytes(16), *[0] * 9)
+        made.channels[0].connect(*[0] * 4, bytes(16), *[0] * 12)
     assert not null.left()
 
 

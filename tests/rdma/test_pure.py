@@ -132,8 +132,12 @@ def test_devices_by_default_and_by_name() -> None:
 def test_wishes_of_the_environment() -> None:
     said = {"MC_RDMA_DEVICES": " a , b", "MC_IB_PORT": "2", "MC_GID_INDEX": "3", "MC_MTU": "1024"}
     assert wishes_of(said) == Wishes(("a", "b"), 2, 3, 1024)
+    assert wishes_of({"MC_IB_TC": "106", "MC_IB_SL": "3", "MC_PKEY_INDEX": "2"}) == Wishes(
+        traffic_class=106, service_level=3, pkey_index=2
+    )
     assert wishes_of({}) == Wishes()
-    for bad in ({"MC_MTU": "1000"}, {"MC_GID_INDEX": "x"}, {"MC_IB_PORT": "-1"}):
+    wrong = {"MC_MTU": "1000", "MC_GID_INDEX": "x", "MC_IB_PORT": "-1", "MC_IB_TC": "256", "MC_IB_SL": "16"}
+    for bad in ({name: text} for name, text in wrong.items()):
         with pytest.raises(OptionError):
             wishes_of(bad)
 

@@ -43,7 +43,7 @@ SUITE = (*(*STREAMS, "tests/rdma/in_vm", *(f"tests/{name}.py" for name in suites
 #: what `make test-slow` runs there besides
 MORE = (*(f"tests/{name}.py" for name in suites_plugin.MORE), *_OVER)
 #: seconds from start to end; it boots in half a minute on a quiet machine
-TIMEOUT = 600
+TIMEOUT = 900
 #: how many times slower the emulated processor is, for tests that count turns
 PACE = 10
 #: in which a kernel without a disk has to give up on /dev/kvm

@@ -100,7 +100,7 @@ def test_another_one_is_said_once(caplog):
 def test_what_is_of_others(caplog):
     """Services of Kubernetes, the broker's options, Mooncake's own."""
     names = """TRANSFER_PORT TRANSFER_SERVICE_HOST TRANSFER_PORT_5580_TCP_ADDR TRANSFER_TLS_PORT TRANSFERS_X
-    TRANSFER_BROKER_SERVICE_PORT_TTP TRANSFER_BROKER__TTP__PORT MC_TE_METRIC MC_IB_TC MC_NUM_CQ_PER_CTX
+    TRANSFER_BROKER_SERVICE_PORT_TTP TRANSFER_BROKER__TTP__PORT MC_TE_METRIC MC_NUM_CQ_PER_CTX
     MC_SLICE_SIZE MC_RETRY_CNT MC_LOG_LEVEL MC_FORCE_TCP MC_WORKERS_PER_CTX MC_USE_IPV6 MC_MIN_PRC_PORT
     MC_MAX_PRC_PORT"""
     check_names(dict.fromkeys(names.split(), "x"))

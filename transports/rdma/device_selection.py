@@ -6,6 +6,8 @@
 | MC_IB_PORT | the port's number |
 | MC_GID_INDEX | the index of the GID |
 | MC_MTU | the most bytes of a packet: 256, 512, 1024, 2048, 4096 |
+| MC_IB_TC, MC_IB_SL | traffic class and service level: in which queue switches put the packets |
+| MC_PKEY_INDEX | the index of the partition's key |
 
 `look` reads files, the rest is pure.
 """
@@ -62,11 +64,15 @@ class Wishes:
     port: int | None = None
     gid_index: int | None = None
     mtu: int | None = None
+    traffic_class: int = 0
+    service_level: int = 0
+    pkey_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoute:
-    """The selected device, port and GID. mtu: the most bytes of a packet. gid: as text."""
+    """The selected device, port and GID. mtu: the most bytes of a packet. gid: as text. traffic_class,
+    service_level, pkey_index: of the queue pairs."""
 
     device: str
     port: int
@@ -75,6 +81,9 @@ class DeviceRoute:
     mtu: int
     lid: int = 0
     why: str = ""
+    traffic_class: int = 0
+    service_level: int = 0
+    pkey_index: int = 0
 
     def seen_by(self, device: DeviceHandle) -> DeviceRoute:
         """This route with the values that only the open device has. Raises DeviceError if the link is
@@ -96,7 +105,8 @@ def wishes_of(environ: Mapping[str, str] | None = None) -> Wishes:
     port, gid, mtu = (
         int(given[name]) if name in given else None for name in ("MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
     )
-    return Wishes(names, port, gid, mtu)
+    classes = (int(given.get(name, "0")) for name in ("MC_IB_TC", "MC_IB_SL", "MC_PKEY_INDEX"))
+    return Wishes(names, port, gid, mtu, *classes)
 
 
 def choose(devices: Sequence[Device], wishes: Wishes) -> DeviceRoute:
@@ -132,7 +142,14 @@ def choose(devices: Sequence[Device], wishes: Wishes) -> DeviceRoute:
             hint="give its network interface an address",
         )
     why = "MC_RDMA_DEVICES" if wishes.devices else "the only one" if len(found) == 1 else "the fastest link"
-    return DeviceRoute(device.name, port.number, gid.index, gid.text, wishes.mtu or 4096, why=why)
+    return DeviceRoute(
+        *(device.name, port.number, gid.index, gid.text),
+        wishes.mtu or 4096,
+        why=why,
+        traffic_class=wishes.traffic_class,
+        service_level=wishes.service_level,
+        pkey_index=wishes.pkey_index,
+    )
 
 
 def choose_gid(port: DevicePort, index: int | None = None) -> Gid | None:

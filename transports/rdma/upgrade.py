@@ -108,6 +108,7 @@ class VerbsUpgrade(Upgrade):
             *(number_of(offer, "number", (1 << 24) - 1), _gid_of(offer)),
             *(number_of(offer, "lid", (1 << 16) - 1), number_of(offer, "psn", (1 << 24) - 1)),
             *(mtu, reads, _TIMEOUT, _RETRIES, route.port, route.gid_index, self._psn),
+            *(route.pkey_index, route.service_level, route.traffic_class),
         )
 
     def _given_up(self) -> dict[str, GivenUp]:

@@ -23,7 +23,8 @@
 
 static const char *const kinds[FAULTS] = {"lose", "late",  "status", "register", "pair", "memlock",
                                           "goes", "down", "up"};
-static const char *const count_names[COUNTS] = {"sends", "reads", "writes", "wakeups", "kicks", "waits"};
+static const char *const count_names[COUNTS] = {"sends", "reads", "writes", "wakeups", "kicks", "waits",
+                                                "traffic_class", "service_level"};
 
 struct plan {
     bool set;

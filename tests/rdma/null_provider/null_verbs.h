@@ -285,7 +285,11 @@ enum fault {
     FAULT_LOSE, FAULT_LATE, FAULT_STATUS, FAULT_REGISTER, FAULT_PAIR, FAULT_MEMLOCK, FAULT_GOES, FAULT_DOWN,
     FAULT_UP, FAULTS,
 };
-enum count { COUNT_SENDS, COUNT_READS, COUNT_WRITES, COUNT_WAKEUPS, COUNT_KICKS, COUNT_WAITS, COUNTS };
+/* The last two are those of the last queue pair. */
+enum count {
+    COUNT_SENDS, COUNT_READS, COUNT_WRITES, COUNT_WAKEUPS, COUNT_KICKS, COUNT_WAITS, TRAFFIC_CLASS,
+    SERVICE_LEVEL, COUNTS,
+};
 
 extern _Atomic bool faults_set;
 extern _Atomic bool device_gone, port_is_down;

@@ -79,6 +79,8 @@ static int to_receive(struct null_qp *pair, const struct ibv_qp_attr *attr)
     atomic_store(&pair->shared->peer, attr->dest_qp_num);
     atomic_store(&pair->shared->rq_psn, attr->rq_psn & 0xffffff);
     atomic_store(&pair->shared->target_reads, attr->max_dest_rd_atomic);
+    atomic_store(&counts[TRAFFIC_CLASS], to->grh.traffic_class);
+    atomic_store(&counts[SERVICE_LEVEL], to->sl);
     if (is_here(to))
         link_to(pair, attr->dest_qp_num);
     return 0;

@@ -64,7 +64,7 @@ cdef class Attachments(Receiving):
         return 0
 
     cdef int watch_foreign(self, int fd) except -1:
-        """Foreign streams that share a completion channel share its entry in the epoll set."""
+        """Foreign streams that share a descriptor share its entry in the epoll set."""
         cdef epoll_event event
         event.events = EPOLLIN
         event.data.fd = fd

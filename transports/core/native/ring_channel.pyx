@@ -151,9 +151,9 @@ cdef class RingChannel:
 
     def connect(self, uint64_t remote, uint32_t rkey, size_t size, uint32_t number, bytes gid, int lid,
                 uint32_t psn, int mtu, int reads, int timeout, int retries, int port, int gid_index,
-                uint32_t our_psn):
-        """remote, rkey, size: of the ring that the peer lends. The rest: see
-        `connect_pair`. Raises OSError, MemoryError."""
+                uint32_t our_psn, int pkey_index, int service_level, int traffic_class):
+        """remote, rkey, size: of the ring that the peer lends. The rest: see `connect_pair`. Raises OSError,
+        MemoryError."""
         self.check()
         if self.ring.outgoing != NULL:
             raise failed(EINVAL, "the channel was connected before")
@@ -164,7 +164,8 @@ cdef class RingChannel:
         self.ring.remote, self.ring.rkey, self.ring.remote_report = remote, rkey, remote + size
         self.ring.most_reads = min(reads, <int> READS)
         connect_pair(self.ring.pair, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, number, gid, lid, psn,
-                     mtu, reads, timeout, retries, port, gid_index, our_psn)
+                     mtu, reads, timeout, retries, port, gid_index, our_psn, pkey_index,
+                     service_level, traffic_class)
         if ring_start(self.ring):
             raise failed(EINVAL, "posting receives")
 

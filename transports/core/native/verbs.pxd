@@ -26,4 +26,4 @@ cdef class VerbsRegion:
 
 cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
                       int mtu, int reads, int timeout, int retries, int port, int gid_index,
-                      uint32_t our_psn) except -1
+                      uint32_t our_psn, int pkey_index, int service_level, int traffic_class) except -1

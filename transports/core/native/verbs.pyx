@@ -36,16 +36,17 @@ cdef int closed(int error) noexcept nogil:
 
 cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
                       int mtu, int reads, int timeout, int retries, int port, int gid_index,
-                      uint32_t our_psn) except -1:
+                      uint32_t our_psn, int pkey_index, int service_level, int traffic_class) except -1:
     """From reset to ready to send. access: of the peer. number, gid (16 bytes), lid, psn: of its queue pair.
     mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then a packet is sent again, up
-    to `retries` times, 7 at most. port, gid_index, our_psn: of this side. Raises OSError."""
+    to `retries` times, 7 at most. port, gid_index, our_psn, pkey_index: of this side. Raises OSError."""
     cdef ibv_qp_attr wanted
     if len(gid) != 16:
         raise failed(EINVAL, "a GID has 16 bytes")
     memset(&wanted, 0, sizeof(wanted))
     wanted.qp_state = IBV_QPS_INIT
     wanted.port_num = port
+    wanted.pkey_index = pkey_index
     wanted.qp_access_flags = access
     modify(pair, &wanted, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     wanted.qp_state = IBV_QPS_RTR
@@ -57,6 +58,8 @@ cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes 
     memcpy(wanted.ah_attr.dgid, <char*> gid, 16)
     wanted.ah_attr.sgid_index = gid_index
     wanted.ah_attr.hop_limit = 64
+    wanted.ah_attr.traffic_class = traffic_class
+    wanted.ah_attr.sl = service_level
     wanted.ah_attr.is_global = 1
     wanted.ah_attr.port_num = port
     wanted.ah_attr.dlid = lid

@@ -195,7 +195,7 @@ class Attachments:
             self._selector.unregister(fd)
 
     def _watch_foreign(self, stream: Any) -> None:
-        """Foreign streams that share a completion channel share its entry in the selector."""
+        """Foreign streams that share a descriptor share its entry in the selector."""
         for fd in getattr(stream, "wait_fds", ()):
             sharing = self._foreign_fds.setdefault(fd, [])
             if not sharing:

@@ -32,6 +32,15 @@
 {{- if ne (toString .mtu) "" }}
 - {name: MC_MTU, value: {{ .mtu | toString | quote }}}
 {{- end }}
+{{- if ne (toString .trafficClass) "" }}
+- {name: MC_IB_TC, value: {{ .trafficClass | toString | quote }}}
+{{- end }}
+{{- if ne (toString .serviceLevel) "" }}
+- {name: MC_IB_SL, value: {{ .serviceLevel | toString | quote }}}
+{{- end }}
+{{- if ne (toString .pkeyIndex) "" }}
+- {name: MC_PKEY_INDEX, value: {{ .pkeyIndex | toString | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}
