@@ -82,7 +82,7 @@ class Reactor:
         self._name = name
         self.failures = 0
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a stream in it, which leaves the reactor
         self._thread: threading.Thread | None = None
         self._poller: _Poller | None = None
         self._wake_read = self._wake_write = -1

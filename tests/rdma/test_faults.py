@@ -203,6 +203,20 @@ def test_immediate_data_brings_the_count_of_payloads(made: World) -> None:
         assert released == [None, None]
 
 
+def test_counts_that_a_report_has_overtaken(made: World) -> None:
+    """The report is read in memory, before the completions that brought the counts are looked at."""
+    with closing(RawPeer(made)) as raw:
+        released: list[BaseException | None] = []
+        for _ in range(3):
+            raw.victim.send(plain(bytes(1 << 20)), hold=True, released=released.append)
+        raw.report(0, 0, 2)
+        until(lambda: raw.victim.flush() or len(released) == 2 or raw.victim.receive(), "two releases")
+        for number in (1, 2, 3):
+            raw.pair.write(raw.offer["address"], b"", immediate=FETCHED + number)
+        until(lambda: raw.victim.receive() or len(released) == 3, "the third release")
+        assert released == [None] * 3 and raw.victim.broken is None
+
+
 @pytest.mark.parametrize(
     "immediate", [0, 0xFDFFFFFF, 0xFE000000, FETCHED + 1, 0xFFFFFFFF, ASK, ROOM, FETCHED]
 )

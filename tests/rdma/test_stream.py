@@ -431,3 +431,77 @@ def test_queue_pairs_have_the_class_of_the_environment(
     monkeypatch.setenv("MC_PKEY_INDEX", "1")
     with pytest.raises(Declined, match="Invalid argument"):
         over_null.connect(over_null.socket(), over_null.socket())
+
+
+def test_an_error_of_one_send_leaves_the_next_one_as_it_was(made: World) -> None:
+    """A part that cannot be sent comes behind one that was placed for READs."""
+    strided = memoryview(bytearray(200))[::2]
+    with meet(made) as ends:
+        for _ in range(3):
+            with pytest.raises(BufferError):
+                ends.connecting.send(plain(bytes(1 << 20), strided))
+            ends.connecting.send(plain(b"l" * (1 << 20)))
+            assert receive(ends.accepting)[0].bytes == b"l" * (1 << 20)
+
+
+def test_an_error_of_a_callback_takes_no_message_back(made: World) -> None:
+    """Ctrl-C in the callback of an owner: the message is queued, and its memory is not used again."""
+
+    def interrupted(_: BaseException | None) -> None:
+        raise KeyboardInterrupt
+
+    with meet(made) as ends:
+        with pytest.raises(KeyboardInterrupt):
+            ends.connecting.send(plain(bytearray(b"f" * (1 << 20))), released=interrupted)
+        ends.connecting.send(plain(bytearray(b"s" * (1 << 20))))
+        assert [receive(ends.accepting)[0].bytes[:1] for _ in range(2)] == [b"f", b"s"]
+
+
+def test_many_large_ones_with_a_reader_in_another_thread(made: World) -> None:
+    """Counts of what was READ come by reports and by immediate data, in any order."""
+    count, size = (
+        (1500, 300_000) if "null" in made.context()["rdma.domains"].get().device.name else (40, 300_000)
+    )
+    with meet(made, send_high_water=0, send_high_water_bytes=0) as ends:
+
+        def send() -> None:
+            data = bytes(size)
+            for number in range(count):
+                while not ends.connecting.send([(0, 0, None, None, data)]):
+                    ends.connecting.flush()
+                if number % 7 == 0:
+                    ends.connecting.receive()
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        for _ in range(count):
+            assert len(receive(ends.accepting)[0].bytes) == size
+        sender.join(30)
+        until(ends.connecting.flush, "all to be READ")
+
+
+def test_a_sender_that_is_full_learns_that_the_peer_lies(made: World) -> None:
+    """Nothing waits in its queue: only payloads that are not READ."""
+    with meet(made, send_high_water=2) as ends:
+        while ends.connecting.send(plain(bytes(1 << 20))):
+            pass
+        ends.accepting.close()
+        with pytest.raises(Broken):
+            until(lambda: ends.connecting.send(plain(bytes(1 << 20))) and False, "the end")
+
+
+def test_a_ring_has_room_that_kept_registrations_take(null: NullProvider, over_null: World) -> None:
+    shared = over_null.context()
+    asked: list[int] = []
+
+    def reclaim() -> bool:
+        asked.append(1)
+        null.fault("clear")
+        return True
+
+    shared["rdma.domains"].get().device.reclaim = reclaim
+    one, other = over_null.socket(shared=shared), over_null.socket()
+    other.shared["rdma.domains"].get()
+    null.fault("register=12", count=100)
+    over_null.connect(one, one)
+    assert asked

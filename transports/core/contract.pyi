@@ -176,6 +176,8 @@ class Carrier(Protocol):
         """The payload, a writable buffer that owns its memory. Raises ProtocolError."""
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
         """Frames that were never sent, with their payloads again."""
+    def withdraw(self, placed: list[OutFrame]) -> None:
+        """The frames that `place` returned last are not sent."""
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
         """Reports a fatal error to the connection's owner, in the reactor's thread."""
     refused: Counter[str]  # payloads that the connection carried itself, by reason

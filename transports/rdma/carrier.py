@@ -128,7 +128,7 @@ class RdmaCarrier:
                 placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], announced))
                 saved += size - REFERENCE_SIZE
         except BaseException as error:
-            self._take_places_back(placed)
+            self.withdraw(placed)
             if isinstance(error, RegistrationError) and error.errno == errno.EIO:
                 raise Broken(f"the RDMA device {self._domain.device.name} is gone") from error
             raise
@@ -136,8 +136,9 @@ class RdmaCarrier:
             return None
         return placed, released if owner is None else None, saved
 
-    def _take_places_back(self, placed: list[OutFrame]) -> None:
-        """The last ones: nothing of them was announced."""
+    def withdraw(self, placed: list[OutFrame]) -> None:
+        """The last ones, with `order` since they were placed: they were not queued, and nothing was
+        announced."""
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 self._number -= 1
@@ -166,8 +167,14 @@ class RdmaCarrier:
             # Two threads may bring their totals in any order.
             ended = [self._open.popleft() for _ in range(min(total - self._done, len(self._open)))]
             self._done = max(self._done, total)
+        failure: BaseException | None = None
         for one in ended:
-            one.end(None)
+            try:
+                one.end(None)
+            except BaseException as error:  # noqa: BLE001 - raised below; Ctrl-C in a callback stops no other
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def await_reads(self, stream: Any) -> None:
         """The stream has sent an announcement."""
@@ -177,23 +184,25 @@ class RdmaCarrier:
             found = -1 if self._left or self._watched >= 0 else stream.room_fileno()
             if found >= 0:
                 self._watched = found
-                with suppress(Closed):
+                with suppress(Closed, OSError):
                     notice = partial(self._notice, weakref.ref(stream))
                     self._reactor.register(self._watched, READABLE, notice)
 
     def _notice(self, stream: weakref.ref[Any], _events: int) -> None:
         """In the reactor. Watches until the first news after the last payload: to begin costs more."""
         found = stream()
-        if found is None or not self._open or not found.notice():
-            self.leave()
+        goes_on = found is not None and found.notice()
+        with self.order:  # else a payload that is placed meanwhile would find it watched
+            if not (goes_on and self._open):
+                self.leave()
 
     def leave(self, *, for_good: bool = False) -> None:
         """for_good: the stream's descriptors are closed next. Idempotent."""
         with self.order:
             self._left = self._left or for_good
             watched, self._watched = self._watched, -1
-        if watched >= 0 and self._reactor is not None:
-            self._reactor.unregister(watched)
+            if watched >= 0 and self._reactor is not None:
+                self._reactor.unregister(watched)
 
     # -- receiving ---------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Domains:
     def __init__(self, copy_into: Any, driver: Callable[[], Driver] = load) -> None:
         self._copy_into = copy_into
         self._load = driver
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a registration in it
         self._domain: Domain | None = None
         self._lost: list[Domain] = []  # closed last: their ports and streams are their sockets'
         self._wishes: set[Wish] = set()

@@ -119,7 +119,7 @@ class _Device(DeviceHandle):
         from transfer.transports.core.native.ring_channel import RingChannel
 
         with _mapped(self.name, "making a queue pair"):
-            return RingChannel(self.handle, size)
+            return RingChannel(self.handle, size, self.reclaim)
 
     def connect(self, channel: RingChannel, *destination: Any) -> None:
         with _mapped(self.name, "connecting a queue pair"):

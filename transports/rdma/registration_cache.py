@@ -62,10 +62,12 @@ class RegistrationCache:
         """(a registration of the data's memory, what ends its use), or None: it is registered for one send.
         Raises RegistrationError."""
         owner = _owner_of(data)
-        if owner is None or not self.enabled or length > self._most:
+        if owner is None or length > self._most:
             return None
         key = _Key(id(owner), address, length)
         with self._lock:
+            if not self.enabled:
+                return None
             self._end_gone()  # before an address is compared that was given to somebody else meanwhile
             found = self._kept.pop(key, None)
             if found is None:
@@ -90,6 +92,7 @@ class RegistrationCache:
     def _leave(self, found: _Kept) -> None:
         with self._lock:
             found.uses -= 1
+            self._end_gone()
 
     def _note_gone(self, found: Any) -> None:
         """The owner goes, its memory is still there. The collector may do that inside any statement, with

@@ -114,12 +114,12 @@ class ShmStream:
                 if reference is None:
                     reference = self._copy(data, size)
                 if reference is None:
-                    self._take_places_back(placed)
+                    self.withdraw(placed)
                     return None
                 placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], reference))
                 saved += size - REFERENCE_SIZE
         except BaseException:
-            self._take_places_back(placed)
+            self.withdraw(placed)
             raise
         return placed, released if parts is None else parts.ended, saved
 
@@ -207,8 +207,8 @@ class ShmStream:
             return None
         return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
 
-    def _take_places_back(self, placed: list[OutFrame]) -> None:
-        """The connection carries the message itself, and informs the owners of its memory."""
+    def withdraw(self, placed: list[OutFrame]) -> None:
+        """These were not queued: the connection carries the message itself, or its sender gets an error."""
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 number, way, offset, _ = REFERENCE.unpack(frame[4])

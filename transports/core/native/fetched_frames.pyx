@@ -22,7 +22,7 @@ from transfer.transports.core.native.kernel_writes cimport (
 )
 from transfer.transports.core.native.large_frames cimport Large, receive
 from transfer.transports.core.native.pool cimport Frame
-from transfer.transports.core.native.ring cimport ring_fetch, ring_wake_for_unread, ring_wait
+from transfer.transports.core.native.ring cimport ring_fetch, ring_is_destroyed, ring_wait, ring_wake_for_unread
 from transfer.transports.core.native.system cimport iovec
 
 # As ring_requests.pyx releases it.
@@ -92,7 +92,11 @@ cdef class Fetched(Large):
         cdef Fetch fetch = self.fetching
         cdef int answer = 1
         cdef int error = 0
+        cdef uint64_t done = 0
         while not fetch.complete():
+            if acquire(<uint64_t*> &fetch.state.done) != done:
+                done = acquire(<uint64_t*> &fetch.state.done)
+                store_signed(&self.link.last_received, now_ns())  # as bytes that arrive: it is alive
             if answer < 0 and error == EAGAIN:
                 return 0
             if self.link.closed:
@@ -147,10 +151,10 @@ cdef class Fetched(Large):
                     break
                 if header.socket_type & REFERENCE_BIT:
                     memcpy(&announced, reader.data + at + head, sizeof(announced))
-                    ahead += announced.length
-                    if announced.length > self.link.max_message or ahead > MOST_AHEAD_BYTES:
-                        break
                     if announced.number == <uint32_t> (self.begun + 1):
+                        ahead += announced.length
+                        if announced.length > self.link.max_message or ahead > MOST_AHEAD_BYTES:
+                            break
                         self.fetches.append(self.begin_read(&announced))
                 at += head + header.data_length
         except TransferError:
@@ -159,7 +163,7 @@ cdef class Fetched(Large):
 
     cdef int drop_unread(self) except -1:
         # The device may write to their memory until its queue pair is destroyed, by the thread that reads.
-        if self.link.ring == NULL or self.link.ring.ended:
+        if self.link.ring == NULL or ring_is_destroyed(self.link.ring):
             self.fetching = None
             self.fetches = []
         return Large.drop_unread(self)

@@ -20,7 +20,7 @@ from transfer.transports.core.native.atomic cimport (
 from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, iovec, msghdr, pollfd, sched_yield, sendmsg,
 )
-from transfer.transports.core.native.ring cimport ring_look, ring_write
+from transfer.transports.core.native.ring cimport ring_look, ring_pause, ring_write
 from transfer.transports.core.native.ring_requests cimport ring_free, ring_room_fd
 from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
 from transfer.transports.core.native.system cimport (
@@ -216,18 +216,28 @@ cdef bint link_gathers(link_t* link) noexcept nogil:
     return burst and not turn and link.queued_bytes < COALESCE
 
 
+cdef int link_broken(link_t* link, int error) noexcept nogil:
+    if load_int(&link.error) == 0:
+        store_int(&link.error, error)
+        link_give_up_begun(link)
+    return BROKEN
+
+
 cdef int link_write(link_t* link) noexcept nogil:
     """Writes what the kernel takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
     WOULD_BLOCK: the kernel is full, or the round is over, and the flusher continues. BROKEN."""
     cdef size_t done = 0
     cdef ssize_t written
+    cdef int error
     if link.fd < 0:
         return OK
     if link_unfetched(link):
-        ring_look(link.ring, False)
-        if link_is_full(link, 0):
-            ring_look(link.ring, True)
+        error = ring_look(link.ring, False)
+        if error == 0 and link_is_full(link, 0):
+            error = ring_look(link.ring, True)
         link_notice_room(link)
+        if error:
+            return link_broken(link, error)
     while link.queued_bytes > 0:
         if link.ring != NULL:
             written = write_by_rdma(link)
@@ -239,13 +249,12 @@ cdef int link_write(link_t* link) noexcept nogil:
             if errno == EAGAIN:
                 link.kernel_full = 1
                 return leave_rest(link)
-            if load_int(&link.error) == 0:
-                store_int(&link.error, errno)
-                link_give_up_begun(link)
-            return BROKEN
+            return link_broken(link, errno)
         done += written
         if done >= ROUND and link.queued_bytes > 0:
             # A fast receiver would keep this thread here until the end of a very large message.
+            if link.ring != NULL:
+                ring_pause(link.ring)
             return leave_rest(link)
         if load_int(&link.waiters) and link.queued_bytes >= YIELD and written >= SLICE // 2:
             # A long copy in the kernel must not delay the small message of another thread.

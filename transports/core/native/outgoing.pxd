@@ -24,6 +24,9 @@ cdef class Outgoing(Connection):
     cdef Py_ssize_t put_carried(self, object frames, bint hold, object released, uint64_t* number) except -2
     cdef int announce(self, list placed) except -1
     cdef int recall(self, int announced) except -1
+    cdef int queue_message(self, object frames, bint force, bint hold, bint lends, object released,
+                           list owners, uint64_t* number, bint gather) except -9
+    cdef int after_queueing(self, int answer, bint hold, object released, list lent, list owners) except -1
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1

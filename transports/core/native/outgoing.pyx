@@ -193,10 +193,11 @@ cdef class Outgoing(Connection):
         """Takes what the peer reports, until which `room_fileno` is readable. False: it reports no more."""
         if self.link.closed:
             return False
+        cdef int error
         with nogil:
-            ring_look(self.link.ring, True)
+            error = ring_look(self.link.ring, True)
         self.notice_fetched()
-        return self.link.ring.error == 0
+        return error == 0
 
     cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1:
@@ -220,6 +221,8 @@ cdef class Outgoing(Connection):
                 size += payload_size(frame[4])
         if link_is_full(self.link, size):
             self.write_out(True)
+            if load_int(&self.link.error):
+                self.raise_broken()
             if link_is_full(self.link, size):
                 return FULL
         if self.link.ring != NULL:
@@ -237,20 +240,27 @@ cdef class Outgoing(Connection):
     cdef Py_ssize_t put_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
         """Payload bytes that do not go by the connection, or -1."""
         cdef object carried = self.carrier.place(frames, hold, released, self.several)
+        cdef list owners = []
         cdef int announced = 0
+        cdef int answer = BROKEN
         if carried is None:
             return -1
         placed, released, saved = carried
         try:
             if self.link.ring != NULL:
                 announced = self.announce(placed)
-            self.put(placed, True, True, released, None, number, saved < VERY_LARGE)
-        except BaseException:
-            self.recall(announced)
-            self.carrier.take_back(placed)
-            raise
-        if announced:
-            self.carrier.await_reads(self)  # behind the message, which no error takes back any more
+            answer = self.queue_message(placed, True, True, False, released, owners, number,
+                                        saved < VERY_LARGE)
+        finally:
+            if answer != OK:
+                self.recall(announced)
+                self.carrier.withdraw(placed)
+        # It is queued: no error takes it back any more.
+        try:
+            self.after_queueing(answer, True, released, None, owners)
+        finally:
+            if announced and answer == OK:
+                self.carrier.await_reads(self)
         return saved
 
     cdef int announce(self, list placed) except -1:
@@ -279,13 +289,21 @@ cdef class Outgoing(Connection):
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=False) except -1:
         """Queues the message unchanged, and writes what the kernel takes. OK or FULL."""
+        cdef list owners = []
+        cdef int answer = self.queue_message(frames, force, hold, lent is not None, released, owners, number,
+                                             gather)
+        return self.after_queueing(answer, hold, released, lent, owners)
+
+    cdef int queue_message(self, object frames, bint force, bint hold, bint lends, object released,
+                           list owners, uint64_t* number, bint gather) except -9:
+        """What `enqueue` answers, of which -1 is one; after an error nothing is queued. owners: gets what keeps
+        the memory."""
         cdef outgoing_t one
         cdef outgoing_t* out = &one
         cdef Py_ssize_t count = len(frames)
         cdef Py_ssize_t i
         cdef int answer
         cdef size_t total = 0
-        cdef list owners = []
         if count < 1 or count > MOST_FRAMES:
             raise UsageError(f"a message of {count} frames, it has 1 to {MOST_FRAMES}")
         if count > 1:
@@ -304,7 +322,7 @@ cdef class Outgoing(Connection):
             else:
                 self.take_mutex()
                 with nogil:
-                    answer = enqueue(self.link, out, count, total, force, not hold and lent is None, gather)
+                    answer = enqueue(self.link, out, count, total, force, not hold and not lends, gather)
             if answer != OK:
                 drop_segments(out, count)
             else:
@@ -312,6 +330,10 @@ cdef class Outgoing(Connection):
         finally:
             if count > 1:
                 free(out)
+        return answer
+
+    cdef int after_queueing(self, int answer, bint hold, object released, list lent, list owners) except -1:
+        """Raises what `enqueue` answered, or informs the owners of what is written. OK or FULL."""
         if answer == BROKEN:
             self.raise_broken()
         if answer == NO_MEMORY:

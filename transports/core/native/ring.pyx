@@ -12,7 +12,7 @@ finds none asks to be woken, and sleeps on the completion channel.
 the mutex. ring_requests.pyx talks to the device.
 """
 
-from libc.errno cimport EAGAIN, ECONNRESET, EPIPE, EPROTO
+from libc.errno cimport EAGAIN, ECONNRESET, EPIPE, EPROTO, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport read
@@ -60,14 +60,19 @@ cdef size_t find_room(ring_t* ring) noexcept nogil:
 
 cdef size_t sleep_for_room(ring_t* ring) noexcept nogil:
     """Asks for it, and makes the channel readable when it is there. Returns room that came meanwhile."""
-    if not ring.asking and may_post(ring):
-        ring.asking = 1
-        post_write(ring, NULL, 0, ring.remote, True, ASK, True)
     ring.blocked = 1
     want_room(ring)
     if room_of(ring) == 0:
         notice_end(ring)
     return room_of(ring)
+
+
+cdef void ring_pause(ring_t* ring) noexcept nogil:
+    """The caller writes more when the channel is readable: at once if there is room."""
+    pthread_mutex_lock(&ring.mutex)
+    if not ring.error and not ring.ended:
+        sleep_for_room(ring)
+    pthread_mutex_unlock(&ring.mutex)
 
 
 cdef void want_room(ring_t* ring) noexcept nogil:
@@ -79,15 +84,20 @@ cdef void want_room(ring_t* ring) noexcept nogil:
     arm(ring, True)
     refresh(ring)
     ring.writer_sleeps = 1
+    # The event may have been for another thread, which waits to write; and the answer that it brought may be of
+    # an earlier question, with room that is used up.
     if ring.blocked and room_of(ring):
-        wake_writer(ring)  # the event may have been for another thread, which waits to write
+        wake_writer(ring)
+    elif ring.blocked and not ring.asking and may_post(ring):
+        ring.asking = 1
+        post_write(ring, NULL, 0, ring.remote, True, ASK, True)
 
 
 cdef void notice_end(ring_t* ring) noexcept nogil:
     """For who is no reader."""
     cdef int found = has_ended(ring)
-    if found >= 0:
-        broken(ring, EPROTO if found else EPIPE)
+    if found >= 0 or errno != EAGAIN:
+        broken(ring, EPROTO if found > 0 else EPIPE if found == 0 else errno)
 
 
 cdef int has_ended(ring_t* ring) noexcept nogil:
@@ -158,15 +168,28 @@ cdef bint ring_flushed(ring_t* ring) noexcept nogil:
     return done
 
 
-cdef void ring_look(ring_t* ring, bint sleeps) noexcept nogil:
-    """Takes what the peer reports. sleeps: the caller may wait for the channel then."""
+cdef bint ring_is_destroyed(ring_t* ring) noexcept nogil:
+    """The device writes nowhere any more."""
+    cdef bint ended
+    pthread_mutex_lock(&ring.mutex)  # which the destroying thread holds until it is done
+    ended = ring.ended
+    pthread_mutex_unlock(&ring.mutex)
+    return ended
+
+
+cdef int ring_look(ring_t* ring, bint sleeps) noexcept nogil:
+    """Takes what the peer reports. sleeps: the caller may wait for the channel then. Returns the errno that
+    ended the connection, or 0."""
+    cdef int error
     pthread_mutex_lock(&ring.mutex)
     poll_queue(ring)
     refresh(ring)
     if sleeps:
         want_room(ring)
         notice_end(ring)
+    error = ring.error if ring.error else ECONNRESET if ring.ended else 0
     pthread_mutex_unlock(&ring.mutex)
+    return error
 
 
 # --- reading ----------------------------------------------------------------------------------------

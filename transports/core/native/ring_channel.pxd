@@ -10,6 +10,7 @@ from transfer.transports.core.native.verbs cimport VerbsDevice
 cdef class RingChannel:
     cdef ring_t* ring
     cdef VerbsDevice device
+    cdef object reclaim
     cdef readonly uint32_t number
     cdef int make(self, size_t size) except -1
     cdef ibv_mr* registered(self, char* memory, size_t size, int access) except NULL

@@ -2,7 +2,7 @@
 """RingChannel: Python sets a ring up, connects it, and passes it to a Stream. ring.pyx handles the bytes."""
 
 cimport cython
-from libc.errno cimport EINVAL, errno
+from libc.errno cimport EAGAIN, EINVAL, ENOMEM, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
@@ -40,9 +40,11 @@ cdef class RingChannel:
     size: bytes of the ring that is lent to the peer, a power of two. number: of the queue pair.
     """
 
-    def __cinit__(self, VerbsDevice device, size_t size):
-        """Raises OSError, MemoryError."""
+    def __cinit__(self, VerbsDevice device, size_t size, reclaim=None):
+        """reclaim: called when memory cannot be registered; whether to try again. Raises OSError,
+        MemoryError."""
         self.device = device
+        self.reclaim = reclaim
         device.check()
         self.ring = ring_new()
         if self.ring == NULL:
@@ -91,10 +93,16 @@ cdef class RingChannel:
     cdef ibv_mr* registered(self, char* memory, size_t size, int access) except NULL:
         """A ring with the report behind it."""
         cdef ibv_mr* region
+        cdef int error
         with nogil:
             region = verbs.ibv_reg_mr(self.device.domain, memory, size + REPORT_ROOM, access)
+            error = errno
+        if region == NULL and error in (ENOMEM, EAGAIN) and self.reclaim is not None and self.reclaim():
+            with nogil:
+                region = verbs.ibv_reg_mr(self.device.domain, memory, size + REPORT_ROOM, access)
+                error = errno
         if region == NULL:
-            raise failed(errno or EINVAL, f"registering {size + REPORT_ROOM} bytes")
+            raise failed(error or EINVAL, f"registering {size + REPORT_ROOM} bytes")
         return region
 
     def __dealloc__(self):

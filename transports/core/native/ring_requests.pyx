@@ -126,7 +126,7 @@ cdef void completed(ring_t* ring, ibv_wc* one) noexcept nogil:
         ring.room_news = 1
     elif immediate & FETCHED == FETCHED:
         ring.room_news = 1
-        take_fetched(ring, ring.released + ((immediate - ring.released) & FETCHED_BITS))
+        take_lower_fetched(ring, immediate)
     else:
         if not 0 < immediate <= ring.incoming_size - (ring.arrived - ring.consumed):
             broken(ring, EPROTO)
@@ -337,9 +337,10 @@ cdef void report_if_due(ring_t* ring) noexcept nogil:
     if ring.fetched != ring.last_sent.fetched and may_post(ring):
         refresh(ring)
         ring.last_sent.fetched = ring.fetched
-        # A peer without receives for it has many completions to look at yet: it will see the report then.
+        # It may use receives that data leave free. A peer without those, too, has many completions to look at
+        # yet: it will see the report then.
         report(ring, FETCHED | <uint32_t> (ring.fetched & FETCHED_BITS)
-               if ring.immediates - ring.last_valid.posted < RECEIVES - RESERVED else 0)
+               if ring.immediates - ring.last_valid.posted < RECEIVES - RESERVED // 2 else 0)
 
 
 cdef int refresh(ring_t* ring) noexcept nogil:
@@ -370,6 +371,15 @@ cdef int take_fetched(ring_t* ring, uint64_t fetched) noexcept nogil:
         add(&ring.unfetched_bytes, -ring.sizes[place])
         add(&ring.released, 1)
     return 0
+
+
+cdef int take_lower_fetched(ring_t* ring, uint32_t lower) noexcept nogil:
+    """As `take_fetched`, of a count's lower bits. One that a report has overtaken is older than what is
+    known."""
+    cdef uint32_t late = (<uint32_t> ring.released - lower) & FETCHED_BITS
+    if late <= ANNOUNCED and late <= ring.released:
+        return 0
+    return take_fetched(ring, ring.released + ((lower - <uint32_t> ring.released) & FETCHED_BITS))
 
 
 # --- its end ----------------------------------------------------------------------------------------
