@@ -296,8 +296,8 @@ cdef class Outgoing(Connection):
 
     cdef int queue_message(self, object frames, bint force, bint hold, bint lends, object released,
                            list owners, uint64_t* number, bint gather) except -9:
-        """What `enqueue` answers, of which -1 is one; after an error nothing is queued. owners: gets what keeps
-        the memory."""
+        """What `enqueue` answers, of which -1 is one; after an error nothing is queued. owners: gets what
+        keeps the memory."""
         cdef outgoing_t one
         cdef outgoing_t* out = &one
         cdef Py_ssize_t count = len(frames)
