@@ -22,7 +22,9 @@ from transfer.transports.core.native.kernel_writes cimport (
 )
 from transfer.transports.core.native.large_frames cimport Large, receive
 from transfer.transports.core.native.pool cimport Frame
-from transfer.transports.core.native.ring cimport ring_fetch, ring_is_destroyed, ring_wait, ring_wake_for_unread
+from transfer.transports.core.native.ring cimport (
+    ring_fetch, ring_is_destroyed, ring_wait, ring_wake_for_unread,
+)
 from transfer.transports.core.native.system cimport iovec
 
 # As ring_requests.pyx releases it.

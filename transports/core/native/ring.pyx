@@ -84,8 +84,8 @@ cdef void want_room(ring_t* ring) noexcept nogil:
     arm(ring, True)
     refresh(ring)
     ring.writer_sleeps = 1
-    # The event may have been for another thread, which waits to write; and the answer that it brought may be of
-    # an earlier question, with room that is used up.
+    # The event may have been for another thread, which waits to write; and the answer that it brought may be
+    # to an earlier question, with room that is used up.
     if ring.blocked and room_of(ring):
         wake_writer(ring)
     elif ring.blocked and not ring.asking and may_post(ring):
