@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import threading
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,46 @@ def test_kept_registrations_leave_room_for_others(null: NullProvider, over_null:
     null.fault("register=12")
     near.send(plain(other), hold=True, released=free.append)
     assert np.frombuffer(receive(far)[0].bytes)[-1] == 2 and not cache.registered
+
+
+def test_a_registration_of_an_array_that_is_gone_serves_no_other_one() -> None:
+    """Its end may be missed: a signal's handler may raise in the callback."""
+    device, cache = made()
+    cache._forget = lambda found: None  # type: ignore[method-assign, misc, assignment]
+    gone, array = np.zeros(1000), np.zeros(1000)
+    find(cache, gone)
+    old = sent(cache, gone)
+    [kept] = cache._kept.values()
+    del gone
+    assert kept() is None and device.open == [old]
+    cache._kept = {kept.key._replace(owner=id(array), address=array.ctypes.data): kept}
+    assert find(cache, array) is None and not device.open
+
+
+def test_a_use_ends_while_another_thread_registers() -> None:
+    """The reactor ends uses: it waits for no registration, nor for what the collector does in one."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Device):
+        def register(self, address: int, length: int) -> Region:
+            if length == 80_000:
+                inside.set()
+                assert go_on.wait(10)
+            return super().register(address, length)
+
+    device, cache = made(Slow())
+    array, other, third = np.zeros(1000), np.zeros(10_000), np.zeros(100)
+    for one in (array, other, third):
+        find(cache, one)
+    _, leave = find(cache, array)
+    sent(cache, third)
+    thread = threading.Thread(target=find, args=(cache, other))
+    thread.start()
+    assert inside.wait(10)
+    leave()
+    del third, one
+    assert cache.registered == 8000
+    assert device.reclaim() and not device.open
+    go_on.set()
+    thread.join(10)
+    assert cache.registered == 80_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket as sockets
 import threading
 import time
@@ -290,3 +291,30 @@ def test_a_full_inproc_peer_takes_nothing(context):
     assert pull.recv() == b"1"
     assert waiting.finish() == POLLOUT
     push.send(b"3", transfer.DONTWAIT)
+
+
+def test_spinning_ends_with_the_time_out(context):
+    pull = context.socket(PULL, spin_us=600_000_000, rcvtimeo=100)
+    pull.bind(TCP)
+    with pytest.raises(Again):
+        pull.recv()
+
+
+def test_a_signal_is_handled_while_it_spins(context):
+    pull = context.socket(PULL, spin_us=600_000_000)
+    pull.bind(TCP)
+
+    class Rung(Exception):
+        pass
+
+    def ring(*_):
+        raise Rung
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Rung):
+            pull.recv()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
 
 #: bytes that stay registered for sends to come
 MOST_KEPT = 4 << 30
-#: seconds that a failed registration waits for a thread that registers here
-_PATIENCE = 1.0
 #: sends that are remembered, to find what is sent again
 _REMEMBERED = 1024
 
@@ -26,13 +22,13 @@ class _Key(NamedTuple):
 
 
 class _Kept(weakref.ref[Any]):
-    """The owner of registered memory, weakly. uses: announcements of it that are not READ."""
+    """The owner of registered memory, weakly. uses: one entry for each announcement that is not READ."""
 
     __slots__ = ("key", "region", "uses")
 
     key: _Key
     region: MemoryRegion
-    uses: int
+    uses: list[None]
 
 
 class RegistrationCache:
@@ -48,15 +44,19 @@ class RegistrationCache:
     def __init__(
         self, device: DeviceHandle, register: Callable[[int, int], MemoryRegion], *, most: int = MOST_KEPT
     ) -> None:
-        self.registered = 0
         self.enabled = device.forks_freely
         self._register = register
         self._most = most
+        # Of `find` alone. What the collector, the reactor or another registration calls takes none.
         self._lock = threading.RLock()
         self._kept: dict[_Key, _Kept] = {}  # the one used last is the last
-        self._gone: deque[_Kept] = deque()
         self._seen: dict[_Key, None] = {}
         device.reclaim = self._reclaim
+
+    @property
+    def registered(self) -> int:
+        """Bytes that are kept."""
+        return sum(key.length for key in list(self._kept))
 
     def find(self, data: Any, address: int, length: int) -> tuple[MemoryRegion, Callable[[], None]] | None:
         """(a registration of the data's memory, what ends its use), or None: it is registered for one send.
@@ -68,17 +68,18 @@ class RegistrationCache:
         with self._lock:
             if not self.enabled:
                 return None
-            self._end_gone()  # before an address is compared that was given to somebody else meanwhile
             found = self._kept.pop(key, None)
+            if found is not None and found() is not owner:  # of an array that is gone
+                found.region.close()
+                found = None
             if found is None:
                 if not self._was_seen(key) or not self._make_room(self._most - length):
                     return None
-                found = _Kept(owner, self._note_gone)
-                found.key, found.uses, found.region = key, 0, self._register(address, length)
-                self.registered += length
+                found = _Kept(owner, self._forget)
+                found.key, found.uses, found.region = key, [], self._register(address, length)
+            found.uses.append(None)  # before others see it
             self._kept[key] = found
-            found.uses += 1
-            return found.region, partial(self._leave, found)
+            return found.region, found.uses.pop
 
     def _was_seen(self, key: _Key) -> bool:
         if key in self._seen:
@@ -89,51 +90,32 @@ class RegistrationCache:
         self._seen[key] = None
         return False
 
-    def _leave(self, found: _Kept) -> None:
-        with self._lock:
-            found.uses -= 1
-            self._end_gone()
-
-    def _note_gone(self, found: Any) -> None:
-        """The owner goes, its memory is still there. The collector may do that inside any statement, with
-        any lock held: this never waits."""
-        self._gone.append(found)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._end_gone()
-            finally:
-                self._lock.release()
-
-    def _end_gone(self) -> None:
-        while self._gone:
-            found = self._gone.popleft()
-            if self._kept.get(found.key) is found:
-                self._end(found)
+    def _forget(self, found: Any) -> None:
+        """The owner goes, its memory is still there. The collector may do that inside any statement."""
+        kept = self._kept.get(found.key)
+        if kept is not None and kept is found:
+            self._end(kept)
 
     def _end(self, found: _Kept) -> None:
-        del self._kept[found.key]
-        self.registered -= found.key.length
+        self._kept.pop(found.key, None)
         found.region.close()
 
     def _make_room(self, most: int) -> bool:
         """Ends unused ones, the oldest first, until at most that many bytes are kept; whether it is so."""
+        left = self.registered
         for found in list(self._kept.values()):
-            if self.registered <= most:
+            if left <= most:
                 break
             if not found.uses and self._kept.get(found.key) is found:
                 self._end(found)
-        return self.registered <= most
+                left -= found.key.length
+        return left <= most
 
     def _reclaim(self) -> bool:
         """Ends all that nobody uses; whether there was any."""
-        if not self._lock.acquire(timeout=_PATIENCE):
-            return False
-        try:
-            before = self.registered
-            self._make_room(0)
-            return self.registered < before
-        finally:
-            self._lock.release()
+        before = len(self._kept)
+        self._make_room(0)
+        return len(self._kept) < before
 
     def close(self) -> None:
         """Deregisters all. Idempotent."""

@@ -22,5 +22,5 @@ cdef class Receiving(Reading):
     cdef int count_message(self, tuple message) except -1
     cdef int count_foreign(self, object stream, tuple message) except -1
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1
-    cdef int spin(self, epoll_event* events, int64_t until) except -1
+    cdef int spin(self, epoll_event* events, int64_t until, int64_t deadline) except -1
     cdef bint wait_for_input(self, int64_t deadline) except -1

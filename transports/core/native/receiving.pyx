@@ -27,6 +27,7 @@ cdef extern from "pythread.h" nogil:
 cdef enum:
     MOST_SPUN = 16                 # connections by RDMA that are asked; epoll has all
     SPUN_FOR_ONE = 16              # rounds of that for one of epoll
+    SPUN_NS = 20_000_000           # until signals are looked for
     LOOK_MS = 1000                 # the longest sleep
 
 
@@ -191,16 +192,16 @@ cdef class Receiving(Reading):
         cdef int error = 0
         cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
-        cdef int64_t spin_until = begin + self.spin_us * 1000
         self.check_usable()  # a close during the read has woken only threads that slept then
         if deadline >= 0:
             if begin >= deadline:
                 return False
-            wait = <int>min((deadline - begin + 999999) // 1000000, <int64_t>LOOK_MS)
         self.waiting += 1
         try:
             if self.spin_us:
-                count = self.spin(events, spin_until)
+                count = self.spin(events, begin + self.spin_us * 1000, deadline)
+            if deadline >= 0:
+                wait = <int>max(0, min((deadline - now_ns() + 999999) // 1000000, <int64_t>LOOK_MS))
             # A signal just before it would not end the sleep, and between this check and the sleep
             # there is a gap, too: so no sleep is endless.
             PyErr_CheckSignals()
@@ -218,15 +219,17 @@ cdef class Receiving(Reading):
         self.check_usable()
         return True
 
-    cdef int spin(self, epoll_event* events, int64_t until) except -1:
-        """Checks for input until then: the number of events. Connections by RDMA are asked themselves, which
-        costs neither a system call nor an interrupt of the device."""
+    cdef int spin(self, epoll_event* events, int64_t until, int64_t deadline) except -1:
+        """Checks for input until then, or the deadline unless that is negative: the number of events.
+        Connections by RDMA are asked themselves, which costs neither a system call nor an interrupt of the
+        device."""
         cdef ring_t* rings[MOST_SPUN]
         cdef int fds[MOST_SPUN]
         cdef int spun = 0
         cdef int turn = 0
         cdef int count = 0
         cdef int at
+        cdef int64_t pause
         cdef Stream stream
         cdef list streams = list(self.by_fd.values())  # alive until the end: another thread may close them
         for stream in streams:
@@ -234,15 +237,20 @@ cdef class Receiving(Reading):
                 rings[spun] = stream.link.ring
                 fds[spun] = stream.watched_fd()
                 spun += 1
-        with nogil:
-            while count == 0 and now_ns() < until:
-                for at in range(spun):
-                    if ring_has_news(rings[at]):
-                        events[count].data.fd = fds[at]
-                        count += 1
-                turn += 1
-                if count == 0 and (spun == 0 or turn % SPUN_FOR_ONE == 0):
-                    count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+        if deadline >= 0:
+            until = min(until, deadline)
+        while count == 0 and now_ns() < until:
+            PyErr_CheckSignals()
+            pause = min(until, now_ns() + SPUN_NS)
+            with nogil:
+                while count == 0 and now_ns() < pause:
+                    for at in range(spun):
+                        if ring_has_news(rings[at]):
+                            events[count].data.fd = fds[at]
+                            count += 1
+                    turn += 1
+                    if count == 0 and (spun == 0 or turn % SPUN_FOR_ONE == 0):
+                        count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
         return count
 
     cdef int signal(self) except -1:
