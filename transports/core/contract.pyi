@@ -161,7 +161,11 @@ OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
 class Carrier(Protocol):
-    """Carries large payloads of a stream apart from its connection. Thread-safe; never waits."""
+    """Carries large payloads of a stream apart from its connection. Thread-safe; never waits.
+
+    That of rdma (`rdma/carrier.py`) has `order`, `fetched`, `await_reads`, `leave`, `room`, `failure` and
+    `give_up` for the core, too, and no `fetch`: the core READs.
+    """
 
     def place(
         self,

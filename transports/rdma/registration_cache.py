@@ -36,7 +36,7 @@ class RegistrationCache:
 
     Only numpy arrays that own their memory: they cannot be resized while this refers to them, so an address
     means the same pages as long as the owner lives. A torch storage may be resized and come back to its
-    address on other pages; whoever sends it again and again calls `register`. Thread-safe.
+    address on other pages; a program that sends it again calls `register`. Thread-safe.
 
     enabled: not where a fork would take registered memory away from the child.
     """
@@ -112,7 +112,7 @@ class RegistrationCache:
         return left <= most
 
     def _reclaim(self) -> bool:
-        """Ends all that nobody uses; whether there was any."""
+        """Ends all unused ones; whether there was any."""
         before = len(self._kept)
         self._make_room(0)
         return len(self._kept) < before
