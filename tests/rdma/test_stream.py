@@ -479,7 +479,7 @@ def test_many_large_ones_with_a_reader_in_another_thread(made: World) -> None:
         until(ends.connecting.flush, "all to be READ")
 
 
-def test_a_sender_that_is_full_learns_that_the_peer_lies(made: World) -> None:
+def test_a_sender_that_is_full_learns_that_the_peer_is_gone(made: World) -> None:
     """Nothing waits in its queue: only payloads that are not READ."""
     with meet(made, send_high_water=2) as ends:
         while ends.connecting.send(plain(bytes(1 << 20))):
