@@ -76,6 +76,25 @@ def test_payloads_that_are_not_read_count_as_queued(made: World) -> None:
         assert ends.connecting.queued == 0
 
 
+def test_a_payload_counts_once_whether_its_announcement_is_written_or_not(made: World) -> None:
+    """The ring has no room for all announcements."""
+    size = 1 << 20
+    with meet(made, send_high_water=500, send_high_water_bytes=0) as ends:
+        payload = bytes(size)
+        sent = 0
+        while ends.connecting.send(plain(payload)):
+            sent += 1
+            assert ends.connecting.queued <= sent
+            assert ends.connecting.queued_bytes <= sent * (size + HEADER_SIZE)
+        assert sent >= ends.connecting.queued == 500
+        assert ends.connecting.queued_bytes >= 500 * size
+        for _ in range(sent):
+            assert len(receive(ends.accepting)[0].data) == size
+            ends.connecting.flush()
+        until(ends.connecting.flush, "the last one to be READ")
+        assert ends.connecting.queued == ends.connecting.queued_bytes == 0
+
+
 def test_bytes_in_both_directions_at_once(made: World) -> None:
     """Both sides find no room, and each has to look at what the other one sent."""
     count, data = 300, of(20_000)

@@ -5,7 +5,7 @@ import os
 from copy import copy
 
 from libc.errno cimport EPROTO
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from transfer.transports.errors import Broken, ForkedError
 
@@ -15,7 +15,7 @@ from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport Flusher
 from transfer.transports.core.native.kernel_writes cimport link_new, link_t, link_unfetched
 from transfer.transports.core.native.pool cimport Pool
-from transfer.transports.core.native.ring cimport ring_unread
+from transfer.transports.core.native.ring cimport ring_left_unfetched, ring_unread
 from transfer.transports.core.native.ring_channel cimport RingChannel
 from transfer.transports.core.native.system cimport (
     FIONREAD, ioctl, pthread_mutex_lock, pthread_mutex_trylock,
@@ -103,11 +103,17 @@ cdef class Connection:
 
     @property
     def queued(self):
-        return load_signed(&self.link.queued) + load_signed(&self.link.sealed) + link_unfetched(self.link)
+        cdef int64_t count = load_signed(&self.link.queued) + load_signed(&self.link.sealed)
+        if link_unfetched(self.link):
+            count += <int64_t> ring_left_unfetched(self.link.ring)
+        return count
 
     @property
     def queued_bytes(self):
-        return load_signed(&self.link.queued_payload)
+        cdef int64_t size = load_signed(&self.link.queued_payload)
+        if self.link.ring != NULL:
+            size += <int64_t> load(&self.link.ring.unfetched_bytes)
+        return size
 
     @property
     def received(self):

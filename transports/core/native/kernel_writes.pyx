@@ -20,7 +20,7 @@ from transfer.transports.core.native.atomic cimport (
 from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, iovec, msghdr, pollfd, sched_yield, sendmsg,
 )
-from transfer.transports.core.native.ring cimport ring_look, ring_pause, ring_write
+from transfer.transports.core.native.ring cimport ring_left_unfetched, ring_look, ring_pause, ring_write
 from transfer.transports.core.native.ring_requests cimport ring_free, ring_room_fd
 from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
 from transfer.transports.core.native.system cimport (
@@ -130,11 +130,12 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     """Whether the high-water marks refuse one more message of this size."""
     cdef int64_t high_water = load_signed(&link.high_water)
     cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
-    cdef int64_t queued = load_signed(&link.queued) + link_unfetched(link)
+    cdef int64_t queued = load_signed(&link.queued) + load_signed(&link.sealed)
     cdef int64_t bytes_queued = load_signed(&link.queued_payload) + <int64_t>payload
-    if link.ring != NULL:
+    if link_unfetched(link):
+        queued += <int64_t> ring_left_unfetched(link.ring)
         bytes_queued += load(&link.ring.unfetched_bytes)
-    return ((high_water and queued + load_signed(&link.sealed) >= high_water)
+    return ((high_water and queued >= high_water)
             or (high_water_bytes and queued and bytes_queued > high_water_bytes))
 
 

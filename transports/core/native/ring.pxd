@@ -19,4 +19,5 @@ cdef void ring_recall(ring_t* ring) noexcept nogil
 cdef void ring_pause(ring_t* ring) noexcept nogil
 cdef bint ring_is_destroyed(ring_t* ring) noexcept nogil
 cdef int ring_look(ring_t* ring, bint sleeps) noexcept nogil
+cdef uint64_t ring_left_unfetched(ring_t* ring) noexcept nogil
 cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil

@@ -365,6 +365,19 @@ cdef void ring_recall(ring_t* ring) noexcept nogil:
     pthread_mutex_unlock(&ring.mutex)
 
 
+cdef uint64_t ring_left_unfetched(ring_t* ring) noexcept nogil:
+    """Payloads that the peer can know of, and has not READ: their announcements are written."""
+    cdef uint64_t count
+    pthread_mutex_lock(&ring.mutex)
+    if ring.left < ring.released:
+        ring.left = ring.released
+    while ring.left < ring.announced and ring.begins[ring.left % ANNOUNCED] < ring.written:
+        ring.left += 1
+    count = ring.left - ring.released
+    pthread_mutex_unlock(&ring.mutex)
+    return count
+
+
 cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil:
     """Announced payloads that the peer has READ."""
     cdef uint64_t fetched
