@@ -94,7 +94,7 @@ cdef struct ring_t:
     uint64_t announced              # payloads that this side has announced, and which the peer has READ
     uint64_t released
     uint64_t unfetched_bytes        # of those in between
-    uint64_t left                   # payloads of which `ring_left_unfetched` has seen the announcement written
+    uint64_t left                   # payloads whose announcement `ring_left_unfetched` has seen written
     size_t sizes[ANNOUNCED]
     uint64_t begins[ANNOUNCED]      # bytes that are written before its announcement, or fewer
     fetch_t* fetch_head
