@@ -25,9 +25,17 @@ REPEAT = 5
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench", description="Ratios against other libraries.")
     again: dict[str, Any] = {"action": "append", "default": []}
-    made.add_argument("--case", **again, choices=list(MODULES), help="may be repeated, like the next two")
+    made.add_argument(
+        "--case",
+        **again,
+        choices=list(MODULES),
+        metavar="CASE",
+        help="one of those that `--list` shows; may be repeated, like the next two",
+    )
     made.add_argument("--size", **again, help="64B, 1KiB, 64KiB, 1MiB, 64MiB …")
-    made.add_argument("--peer", **again, choices=[*PEERS, "iperf3"], help="ours is transfer")
+    made.add_argument(
+        "--peer", **again, choices=[*PEERS, "iperf3"], metavar="PEER", help="ours is transfer, and transfer-…"
+    )
     made.add_argument(
         "--transport",
         **again,

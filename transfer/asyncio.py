@@ -15,15 +15,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
+from transfer.constants import DONTWAIT, POLLIN
 from transfer.json_text import decoder
+from transfer.sockets.async_poller import LATER, SOON, wait
 from transfer.sockets.connections.no_peer import LongWait
 from transfer.sockets.context import Context as _Context
 from transfer.sockets.parts import encoded, json_of, pour_frame
-from transfer.sockets.poller import Poller as _Poller
 from transfer.sockets.readiness import Readiness, wake, watch
 from transfer.sockets.socket import SocketMethods, socket_of
-from transfer.transports.arguments import decoder_of, events_of, flags_of, milliseconds, seconds, whole
+from transfer.transports.arguments import decoder_of, events_of, flags_of, seconds, whole
 from transfer.transports.core.copies import room_in
 from transfer.transports.errors import Again
 
@@ -42,8 +42,6 @@ T = TypeVar("T")
 
 #: calls that succeed at once before the loop runs other tasks, which must not starve
 _TURN = 256
-#: seconds: first and longest pause between two tries where no descriptor signals room
-_SOON, _LATER = 0.0005, 0.02
 
 
 class Socket(SocketMethods):
@@ -123,6 +121,16 @@ class Socket(SocketMethods):
     ) -> tuple[dict[str, Any], Any]:
         """Receives a dict of tensors and its metadata, as `Socket.recv_tensors`."""
         return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
+
+    async def recv_tensors_from(
+        self, flags: int = 0, *, like: Any = None
+    ) -> tuple[bytes, dict[str, Any], Any]:
+        """Receives a dict of tensors at a ROUTER, as `Socket.recv_tensors_from`."""
+        return await self._receive_by(super().recv_tensors_from, flags, like=like)
+
+    async def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
+        """Receives the frames of one message, as `Socket.recv_frames`."""
+        return await self._receive_by(super().recv_frames, flags)
 
     async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
         row = self._immediate_calls
@@ -294,6 +302,54 @@ class Socket(SocketMethods):
             super().send_tensors, tensors, meta=meta, topic=topic, flags=flags, copy=copy, track=track
         )
 
+    @overload
+    async def send_tensors_to(
+        self,
+        identity: bytes,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        flags: int = ...,
+        copy: bool | None = ...,
+        track: Literal[True],
+    ) -> Tracker: ...
+    @overload
+    async def send_tensors_to(
+        self,
+        identity: bytes,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        flags: int = ...,
+        copy: bool | None = ...,
+        track: bool = ...,
+    ) -> Tracker | None: ...
+    async def send_tensors_to(
+        self,
+        identity: bytes,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = None,
+        flags: int = 0,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Tracker | None:
+        """Sends a dict of tensors from a ROUTER to one peer, as `Socket.send_tensors_to`."""
+        return await self._send_by(
+            super().send_tensors_to, identity, tensors, meta=meta, flags=flags, copy=copy, track=track
+        )
+
+    async def send_frames(
+        self,
+        frames: Sequence[tuple[bytes | None, bytes | None, int, Any]],
+        flags: int = 0,
+        *,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Tracker | None:
+        """Sends one message of frames, as `Socket.send_frames`."""
+        return await self._send_by(super().send_frames, frames, flags=flags, copy=copy, track=track)
+
     async def _send_by(self, call: Callable[..., T], *args: Any, flags: int, **kwargs: Any) -> T:
         flags = flags_of(flags)
         again = functools.partial(call, *args, flags=flags | DONTWAIT, **kwargs)
@@ -309,10 +365,10 @@ class Socket(SocketMethods):
         waiting = LongWait(asyncio.get_running_loop(), self)
         try:
             async with asyncio.timeout(timeout / 1000 if timeout >= 0 else None):
-                pause = _SOON
+                pause = SOON
                 while True:
                     await self._until_room(pause)
-                    pause = min(2 * pause, _LATER)
+                    pause = min(2 * pause, LATER)
                     try:
                         return call()
                     except Again:
@@ -380,88 +436,6 @@ class Socket(SocketMethods):
         if known is not None:
             known.close()  # before its descriptor is closed; waiting calls find the closed socket later
         return super().close(linger)
-
-
-# --- several sockets --------------------------------------------------------------------------
-
-
-async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
-    """Returns the entries (socket, descriptor or object with fileno; bits) that are ready, as
-    `transfer.sockets.poller.wait`. timeout: milliseconds, None or negative waits without limit."""
-    loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
-    deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
-    ready = await _poll_now(entries)
-    if ready or timeout == 0:
-        return ready
-    if not entries and deadline is None:
-        await asyncio.sleep(0)  # a loop of such polls lets other tasks run
-        return ready
-    waiting = [LongWait(loop, thing) for thing, _ in entries if isinstance(thing, AsyncMethods)]
-    try:
-        return await _first_ready(entries, deadline)
-    finally:
-        for one in waiting:
-            one.close()
-
-
-async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -> list[tuple[Any, int]]:
-    loop = asyncio.get_running_loop()
-    pause = _SOON
-    while True:
-        ready = await _poll_now(entries)
-        left = None if deadline is None else deadline - loop.time()
-        if ready or (left is not None and left <= 0):
-            return ready
-        if not all(not hasattr(one, "_fd_signals") or one._fd_signals(bits) for one, bits in entries):
-            left = pause if left is None else min(pause, left)
-            pause = min(2 * pause, _LATER)
-        await _any_input(entries, left)
-
-
-async def _poll_now(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    from transfer.sockets.poller import wait as look
-
-    return look(entries, 0)
-
-
-async def _any_input(entries: list[tuple[Any, int]], seconds: float | None) -> None:
-    """Waits until one of the entries may be ready, or the time is over."""
-    loop = asyncio.get_running_loop()
-    woken = loop.create_future()
-    fds = []
-    tasks = []
-    for thing, bits in entries:
-        if isinstance(thing, AsyncMethods):
-            if bits & POLLIN and thing._fd_signals(POLLIN):
-                tasks.append(loop.create_task(thing._input().wait()))
-                tasks[-1].add_done_callback(lambda _: wake(woken))
-            continue
-        fd = thing if isinstance(thing, int) else thing.fileno()
-        if bits & (POLLIN | POLLERR):
-            loop.add_reader(fd, wake, woken)
-        if bits & POLLOUT:
-            loop.add_writer(fd, wake, woken)
-        fds.append(fd)
-    try:
-        async with asyncio.timeout(seconds):
-            await woken
-    except TimeoutError:
-        return
-    finally:
-        for fd in fds:
-            loop.remove_reader(fd)
-            loop.remove_writer(fd)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Poller(_Poller):
-    """`transfer.Poller` with a coroutine `poll`."""
-
-    async def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        """Waits until a registered socket is ready, as `transfer.Poller.poll`; `timeout` in milliseconds."""
-        return await wait(self.sockets, timeout)
 
 
 #: `Socket` as it is at run time, before `socket_class` puts it over a core

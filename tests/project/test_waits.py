@@ -44,7 +44,10 @@ _STARTING = "a start in a thread of its own, which ends with a result or an erro
 #: (file, call): why it may be as it is
 ALLOWED = {
     ("transfer/asyncio.py", "asyncio.timeout(timeout / 1000 if timeout >= 0 else None)"): _CANCELLED,
-    ("transfer/asyncio.py", "thing._input().wait()"): "a coroutine, made a task that is cancelled in time",
+    (
+        "transfer/sockets/async_poller.py",
+        "thing._input().wait()",
+    ): "a coroutine, made a task that is cancelled in time",
     ("transfer/broker/bench/processes.py", "self._line.poll()"): _NO_WAIT,
     ("transfer/broker/bench/target.py", "self._member.line.poll()"): _NO_WAIT,
     ("transfer/broker/bench/roles.py", "self._stage.poll()"): _NO_WAIT,

@@ -70,6 +70,34 @@ def test_a_link_that_goes_down_and_returns_is_logged(
     assert [frame.bytes for frame in got] == [b"down", b"up"]
 
 
+def test_connections_made_while_the_link_is_down_go_by_tcp(null: NullProvider) -> None:
+    def connects_by() -> str:
+        with context.socket(transfer.PUSH) as push:
+            push.connect(pull.last_endpoint)
+            push.wait_for_peers(1, 10)
+            return push.peers()[0].transport
+
+    with (
+        transfer.Context(protocol="rdma", policy="prefer") as context,
+        context.socket(transfer.PULL) as pull,
+    ):
+        pull.bind("tcp://127.0.0.1:0")
+        assert connects_by() == "rdma"
+        null.fault("down")
+        assert connects_by() == "tcp"
+        null.fault("up")
+        assert connects_by() == "rdma"
+
+
+def test_completions_are_spread_over_the_vectors_of_the_device(over_null: World) -> None:
+    device = over_null.context()["rdma.domains"].get().device
+    channels = [device.channel(64 << 10) for _ in range(6)]
+    vectors = [channel.vector for channel in channels]
+    for channel in channels:
+        channel.close()
+    assert sorted(vectors) == [0, 0, 1, 1, 2, 2], "the null provider has three"
+
+
 def test_connections_come_and_go_beside_others(made: World) -> None:
     hub = made.socket()
     near, far = made.connect(made.socket(), hub)

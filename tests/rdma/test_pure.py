@@ -24,16 +24,8 @@ from transfer.transports.rdma.device_selection import (
     wishes_of,
 )
 from transfer.transports.rdma.failures import Circumstances, mapping_of, registration_cause
-from transfer.transports.rdma.memory import choose_way
 
 # --- memory ------------------------------------------------------------------------------------
-
-
-def test_ways_of_a_payload() -> None:
-    assert choose_way(1 << 30, registered=True, kept=True) == "region"
-    assert choose_way(1 << 30, registered=True, kept=False) == "copy"
-    assert choose_way(1000, registered=False, kept=True) == "copy"
-    assert choose_way(1 << 30, registered=False, kept=True) == "register"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +40,7 @@ def test_ways_of_a_payload() -> None:
         (errno.EFAULT, Circumstances(writable=False), "read_only"),
         (errno.EPERM, Circumstances(), "permission"),
         (errno.EFAULT, Circumstances(device_memory=True), "peermem"),
+        (errno.ENOMEM, Circumstances(device_memory=True, limit=65536), "memlock"),
         (errno.EOPNOTSUPP, Circumstances(), "unsupported"),
         (0, Circumstances(), "register"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 
 import pytest
 
@@ -84,6 +85,43 @@ def test_requests(acontext):
         server.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await server
+
+    run(main())
+
+
+def test_every_call_that_may_wait_is_a_coroutine(acontext):
+    with acontext.socket(PAIR) as socket:
+        calls = [name for name in dir(socket) if name.startswith(("send", "recv", "poll"))]
+        assert len(calls) > 15
+        plain = [
+            name for name in calls
+            if callable(getattr(socket, name)) and not inspect.iscoroutinefunction(getattr(socket, name))
+        ]  # fmt: skip
+        assert plain == [], plain
+
+
+def test_a_router_answers_with_dicts_of_tensors_and_the_loop_goes_on(acontext):
+    np = pytest.importorskip("numpy", reason="pip install tensor-transfer[numpy]")
+
+    async def main():
+        router, dealer = pair_of(acontext, ROUTER, DEALER)
+
+        async def serve():
+            identity, tensors, meta = await router.recv_tensors_from()
+            tracker = await router.send_tensors_to(identity, tensors, meta={"re": meta}, copy=False)
+            frames = await router.recv_frames()
+            await router.send_frames([(None, None, 0, frames[0]), (None, None, 0, b"frames")])
+            return tracker
+
+        server = asyncio.create_task(serve())
+        await asyncio.sleep(0.05)  # it waits, and this goes on
+        sent = {"x": np.arange(200_000, dtype=np.float32), "y": np.arange(3)}
+        await dealer.send_tensors(sent, meta=1)
+        back, meta = await dealer.recv_tensors()
+        assert meta == {"re": 1} and all(np.array_equal(back[name], sent[name]) for name in sent)
+        await dealer.send(b"frames?")
+        assert await dealer.recv() == b"frames"
+        (await server).wait(10)
 
     run(main())
 

@@ -8,7 +8,9 @@ import threading
 
 import pytest
 
+import transfer.asyncio
 from transfer import zmq as transfer_zmq
+from transfer.transports.errors import NotSupported
 from transfer.zmq.proxy import _Flow
 
 from .conftest import PATIENCE
@@ -202,6 +204,12 @@ def test_proxy(zmq):
     context.term()
     thread.join(PATIENCE / 1000)
     assert ended == [True]
+
+
+def test_a_proxy_refuses_sockets_of_coroutines():
+    with transfer.asyncio.Context() as context, context.socket(transfer.PULL) as pull:
+        with context.socket(transfer.PUSH) as push, pytest.raises(NotSupported, match="plain Context"):
+            transfer_zmq.proxy(pull, push)
 
 
 def test_a_proxy_whose_context_ends_between_two_calls():

@@ -1,6 +1,7 @@
 """Sockets: what users send and receive with, and their connections.
 
 adaptive_limit   the byte limit of a peer's queue, adapted to the peer's throughput
+async_poller     waits for several sockets and plain descriptors without blocking the event loop
 attributes       rejects unknown attributes: `s.rcvtimo = 3` is an error and not a setting without effect
 binding          the result of `bind` and `connect`
 callback         callback mode: a function receives a socket's messages, one at a time

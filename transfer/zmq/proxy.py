@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.arguments import wrong
@@ -94,7 +95,7 @@ def _run(frontend: Any, backend: Any, capture: Any, control: Any) -> None:
         if not hasattr(sock, "recv_frames"):
             raise wrong("what a proxy joins", sock, "sockets of one context of transfer.zmq")
     for sock in (frontend, backend):
-        if hasattr(sock, "_sync_socket"):
+        if hasattr(sock, "_sync_socket") or iscoroutinefunction(sock.recv):
             raise NotSupported("a proxy blocks: give it sockets of a plain Context")
     flows = [flow for flow in (_Flow(frontend, backend), _Flow(backend, frontend)) if flow.possible]
     if not flows:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transfer.transports.rdma.domain import Domain
 
 Released = Callable[[BaseException | None], None]
-#: announced payloads that the peer has not READ
+#: announced payloads that the peer has not READ; as ANNOUNCED in ring_requests.pxd
 MOST_OPEN = 1024
 _NUMBERS = (1 << 32) - 1
 
@@ -66,21 +66,18 @@ class _Open:
 
 
 class RdmaCarrier:
-    """See core/contract.pyi, Carrier. name: of the peer, for errors. give_up: called when a new connection by
-    rdma would fail too. reactor: notices which payloads were READ while the program neither sends nor
-    receives; None: it reads the stream anyway.
+    """See core/contract.pyi, Carrier. give_up: called when a new connection by rdma would fail too. reactor:
+    notices which payloads were READ while the program neither sends nor receives; None: it reads the stream
+    anyway.
 
     order: held by the stream while it places payloads and queues their message: they are READ in this order.
     """
 
-    def __init__(
-        self, domain: Domain, name: str, give_up: Callable[[GivenUp], None], reactor: Reactor | None
-    ) -> None:
+    def __init__(self, domain: Domain, give_up: Callable[[GivenUp], None], reactor: Reactor | None) -> None:
         self.refused: Counter[str] = Counter()
         self.device = str(domain.route)
         self.order = threading.RLock()
         self._domain = domain
-        self._name = name
         self._give_up = give_up
         self._on_failure: Callable[[BaseException], object] | None = None
         self._open: deque[_Open] = deque()
@@ -220,9 +217,9 @@ class RdmaCarrier:
         if status == NO_ANSWER and not answered:
             # The TCP connection lives, or its end would have been seen long before.
             hint = "are both in one network? MC_RDMA_DEVICES and MC_GID_INDEX choose others"
-            text = f"the device of {self._name} did not answer"
+            text = "the device of the peer did not answer"
             self._give_up(GivenUp(time.monotonic(), "unreachable", text, hint))
-        return completion_failed(status, self._name, "exchanging bytes with")
+        return completion_failed(status, "the peer", "exchanging bytes with")
 
     def give_up(self, error: RegistrationError) -> None:
         """Memory for a payload cannot be registered: the next connection goes by TCP."""

@@ -29,12 +29,18 @@ class Domain:
 
     def __init__(self, device: DeviceHandle, route: DeviceRoute, copy_into: Any) -> None:
         self.device = device
-        self.route = route
+        self._chosen = route
+        self.route = route.seen_by(device)
         self.received = SlabPool(device, received=True)
         self.staging = SlabPool(device, received=False)
         self.regions = Regions(device)
         self.sources = Sources(device, self.staging, self.regions, copy_into)
         self.on_lost: dict[Any, weakref.ref[Callable[[TransferError], object]]] = {}
+
+    def look_again(self) -> DeviceRoute:
+        """The route as it is now: a link may be down, and addresses may have changed. Raises DeviceError."""
+        self.route = self._chosen.seen_by(self.device)
+        return self.route
 
     def watch(self, reactor: Reactor) -> None:
         """Takes the device's events from now on, in the reactor. Only the first call has an effect."""
@@ -119,7 +125,7 @@ class Domains:
         route = choose_route()
         device = driver.open(route.device)
         try:
-            domain = Domain(device, route.seen_by(device), self._copy_into)
+            domain = Domain(device, route, self._copy_into)
         except BaseException:
             device.close()
             raise

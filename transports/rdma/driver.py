@@ -93,8 +93,17 @@ class DeviceHandle(ABC):
         """As text, like an IPv6 address."""
 
     @abstractmethod
-    def register(self, address: int, length: int, *, local_write: bool, remote_read: bool) -> MemoryRegion:
-        """Registers memory with the least rights that the use needs. Raises RegistrationError."""
+    def register(
+        self,
+        address: int,
+        length: int,
+        *,
+        local_write: bool,
+        remote_read: bool,
+        device_memory: bool = False,
+    ) -> MemoryRegion:
+        """Registers memory with the least rights that the use needs. device_memory: a GPU's, by its address.
+        Raises RegistrationError."""
 
     @abstractmethod
     def register_dmabuf(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,8 @@ _MEANING = {
 class Circumstances:
     """The facts that decide between causes. locked: the process may lock any amount of memory (CAP_IPC_LOCK).
     limit: RLIMIT_MEMLOCK in bytes, -1 without one. pinned: bytes that are registered already.
-    regions, max_regions: their number, and its limit. mapped, writable: of the address range."""
+    regions, max_regions: their number, and its limit. mapped, writable: of the address range.
+    device_memory: a GPU's, which is in no mapping that counts."""
 
     locked: bool = False
     limit: int = -1
@@ -48,7 +50,7 @@ class Circumstances:
 
 def registration_cause(number: int, size: int, now: Circumstances) -> tuple[str, str]:
     """(word for counters, hint) for a failed registration. Pure."""
-    if now.device_memory:
+    if now.device_memory and number not in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):
         return "peermem", "GPU memory needs dmabuf support of the driver, or the nvidia-peermem module"
     # ENOMEM: libibverbs marks the pages before it registers them, so that a fork does not move them.
     if number in (errno.EFAULT, errno.EINVAL, errno.ENOMEM) and not now.mapped:
@@ -87,12 +89,14 @@ def registration_failed(
     return RegistrationError(reason, text, hint=hint, errno=number or None)
 
 
-def circumstances(address: int, size: int, pinned: int, regions: int, max_regions: int) -> Circumstances:
+def circumstances(
+    address: int, size: int, pinned: int, regions: int, max_regions: int, device_memory: bool
+) -> Circumstances:
     """Inspects this process after a failed registration."""
-    try:
-        mapped, writable = mapping_of(Path("/proc/self/maps").read_text(), address, size)
-    except OSError:  # not readable after a change of user
-        mapped = writable = True
+    mapped = writable = True
+    with suppress(OSError):  # not readable after a change of user
+        if not device_memory:
+            mapped, writable = mapping_of(Path("/proc/self/maps").read_text(), address, size)
     return Circumstances(
         may_lock(),
         resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
@@ -101,6 +105,7 @@ def circumstances(address: int, size: int, pinned: int, regions: int, max_region
         max_regions,
         mapped,
         writable,
+        device_memory,
     )
 
 

@@ -107,13 +107,21 @@ class _Device(DeviceHandle):
         with _mapped(self.name, f"asking for GID {index} of port {port}"):
             return str(ipaddress.IPv6Address(self.handle.gid(port, index)))
 
-    def register(self, address: int, length: int, *, local_write: bool, remote_read: bool) -> MemoryRegion:
-        return _Region(self, address, length, local_write, remote_read)
+    def register(
+        self,
+        address: int,
+        length: int,
+        *,
+        local_write: bool,
+        remote_read: bool,
+        device_memory: bool = False,
+    ) -> MemoryRegion:
+        return _Region(self, address, length, local_write, remote_read, device_memory)
 
     def register_dmabuf(
         self, fd: int, offset: int, length: int, *, local_write: bool, remote_read: bool
     ) -> MemoryRegion:
-        return _Region(self, offset, length, local_write, remote_read, fd)
+        return _Region(self, offset, length, local_write, remote_read, True, fd)
 
     def channel(self, size: int) -> RingChannel:
         from transfer.transports.core.native.ring_channel import RingChannel
@@ -143,6 +151,7 @@ class _Region(MemoryRegion):
         length: int,
         local_write: bool,
         remote_read: bool,
+        device_memory: bool,
         dmabuf: int = -1,
     ) -> None:
         rights = (_LOCAL_WRITE if local_write else 0) | (_REMOTE_READ if remote_read else 0)
@@ -157,7 +166,7 @@ class _Region(MemoryRegion):
                 self._region = device._binding.VerbsRegion(device.handle, address, length, rights, dmabuf)
         except OSError as error:
             now = failures.circumstances(
-                address, length, device._pinned, device._regions, device.limits.regions
+                *(address, length, device._pinned, device._regions, device.limits.regions, device_memory)
             )
             raise failures.registration_failed(
                 error, error.errno or 0, device=device.name, address=address, size=length, now=now

@@ -23,7 +23,6 @@ from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import Closed, InternalError, RegistrationError
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
 from transfer.transports.rdma.registration_cache import RegistrationCache
-from transfer.transports.sizes import VERY_LARGE
 
 #: smaller blocks share a slab of this size; a larger block is a slab
 SLAB = 4 << 20
@@ -297,19 +296,6 @@ class Regions:
             self._starts.clear()
 
 
-def choose_way(nbytes: int, *, registered: bool, kept: bool) -> str:
-    """How a payload becomes readable for the peer: "region", "copy" or "register". Pure.
-
-    registered: it lies in one of the user's regions. kept: it does not change until the peer has READ it,
-    because it is immutable or the caller guarantees it; else the caller may write to it at once.
-    """
-    if not kept:
-        return "copy"
-    if registered:
-        return "region"
-    return "copy" if nbytes <= VERY_LARGE else "register"
-
-
 class Sources:
     """Makes payloads readable for peers, by the cheapest way that is safe."""
 
@@ -324,15 +310,15 @@ class Sources:
         self.cache = RegistrationCache(device, partial(_register, device, None))
 
     def place(self, data: Any, *, kept: bool) -> ReadSource:
-        """data: a flat view, bytes, or RegisteredDeviceMemory. Raises RegistrationError, InternalError."""
+        """data: a flat view, bytes, or RegisteredDeviceMemory. kept: it does not change until the peer has
+        READ it: it is immutable, or the caller guarantees it. Raises RegistrationError, InternalError."""
         held, address, length = _memory_of(data)
         device = isinstance(data, RegisteredDeviceMemory)
-        found = self._regions.find(address, length) if kept or device else None
-        way = choose_way(length, registered=found is not None, kept=kept)
+        if not kept and not device:
+            return self._copied(data, length)
+        found = self._regions.find(address, length)
         if found is not None:
             return ReadSource(found.remote(address), found.region.rkey, found.release)
-        if way == "copy" and not device:
-            return self._copied(data, length)
         try:
             cached = None if device else self.cache.find(data, address, length)
             if cached is not None:
@@ -381,14 +367,15 @@ class _Timed:
 
 
 def _register(device: DeviceHandle, data: Any, address: int, length: int) -> MemoryRegion:
+    on_device = isinstance(data, RegisteredDeviceMemory)
     with _Timed(device):
-        if isinstance(data, RegisteredDeviceMemory) and data.dmabuf is not None:
+        if on_device and data.dmabuf is not None:
             fd, offset = data.dmabuf()
             try:  # the region holds the dma-buf by itself
                 return device.register_dmabuf(fd, offset, length, local_write=False, remote_read=True)
             finally:
                 os.close(fd)
-        return device.register(address, length, local_write=False, remote_read=True)
+        return device.register(address, length, local_write=False, remote_read=True, device_memory=on_device)
 
 
 def _memory_of(data: Any) -> tuple[Any, int, int]:

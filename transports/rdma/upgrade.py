@@ -56,7 +56,6 @@ class VerbsUpgrade(Upgrade):
         around = self.around
         carrier = RdmaCarrier(
             self._domain,
-            "the peer",
             give_up=lambda why: given_up.update({host: why}),
             reactor=None if around.socket_type in _READ_BY_REACTOR else around.reactor,
         )
@@ -76,9 +75,9 @@ class VerbsUpgrade(Upgrade):
             raise Declined(before.reason, f"it failed a moment ago: {before.text}", hint=before.hint)
         domain = self._domain = domains_in(self.around.shared, self.around.core.copy_into).get()
         domain.watch(self.around.reactor)
+        route = domain.look_again()
         self._channel = domain.device.channel(RING)
         self._psn = secrets.randbelow(1 << 24)
-        route = domain.route
         return {
             "number": self._channel.number,
             "gid": route.gid,

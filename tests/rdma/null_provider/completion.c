@@ -9,7 +9,8 @@
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int count, void *cq_context,
                                     struct ibv_comp_channel *channel, int vector)
 {
-    int error = device_gone ? EIO : count < 1 || count > MAX_COMPLETIONS || vector ? EINVAL : 0;
+    int error = device_gone ? EIO : count < 1 || count > MAX_COMPLETIONS || vector < 0
+                || vector >= context->num_comp_vectors ? EINVAL : 0;
     struct null_cq *cq = error ? NULL : calloc(1, sizeof(*cq));
     if (cq && !(cq->entries = calloc((size_t) count, sizeof(*cq->entries)))) {
         free(cq);

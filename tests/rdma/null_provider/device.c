@@ -76,7 +76,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
     context->base.device = device;
     context->base.cmd_fd = -1;
     context->base.async_fd = events;
-    context->base.num_comp_vectors = 1;
+    context->base.num_comp_vectors = 3;
     context->base.ops.poll_cq = null_poll_cq;
     context->base.ops.req_notify_cq = null_req_notify_cq;
     context->base.ops.post_srq_recv = null_post_srq_recv;

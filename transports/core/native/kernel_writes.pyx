@@ -141,7 +141,7 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
 
 cdef int64_t link_unfetched(link_t* link) noexcept nogil:
     """Payloads that are announced, and that the peer has not READ."""
-    return 0 if link.ring == NULL else load(&link.ring.announced) - load(&link.ring.released)
+    return 0 if link.ring == NULL else load(&link.ring.announced) - load(&link.ring.peer_fetched)
 
 
 cdef int link_room(link_t* link, size_t payload) noexcept nogil:

@@ -23,6 +23,7 @@ cdef struct ibv_context:
     ibv_context_ops ops
     int cmd_fd
     int async_fd
+    int num_comp_vectors
 
 cdef struct ibv_pd:
     ibv_context* context

@@ -20,7 +20,7 @@ from posix.unistd cimport read
 from transfer.transports.core.native.atomic cimport add
 from transfer.transports.core.native.ring_requests cimport (
     ANNOUNCED, ASK, RECEIVES, REQUESTS, RESERVED, arm, broken, fetch_t, may_post, post_reads, post_write,
-    refresh, report_if_due, poll_queue, ring_t, wake_reader, wake_writer,
+    refresh, report_if_due, poll_cq, ring_t, wake_reader, wake_writer,
 )
 from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_PEEK, pthread_mutex_lock, pthread_mutex_unlock, recv,
@@ -52,7 +52,7 @@ cdef size_t room_of(ring_t* ring) noexcept nogil:
 cdef size_t find_room(ring_t* ring) noexcept nogil:
     cdef size_t room = room_of(ring)
     if room == 0:
-        poll_queue(ring)
+        poll_cq(ring)
         refresh(ring)
         room = room_of(ring)
     return room
@@ -78,9 +78,9 @@ cdef void ring_pause(ring_t* ring) noexcept nogil:
 cdef void want_room(ring_t* ring) noexcept nogil:
     """The caller may sleep on `room_watch_fd` then, if it finds none."""
     cdef uint64_t drained
-    if ring.writer_rung:
-        ring.writer_rung = 0
-        read(ring.writer_bell, &drained, 8)
+    if ring.writer_woken:
+        ring.writer_woken = 0
+        read(ring.writer_wake_fd, &drained, 8)
     arm(ring, True)
     refresh(ring)
     ring.writer_sleeps = 1
@@ -156,16 +156,21 @@ cdef bint ring_flushed(ring_t* ring) noexcept nogil:
     not, the channel becomes readable."""
     cdef bint done
     pthread_mutex_lock(&ring.mutex)
-    poll_queue(ring)
+    poll_cq(ring)
     refresh(ring)
     if ring.completed != ring.requests and ring.signaled != ring.requests and may_post(ring):
         post_write(ring, NULL, 0, ring.remote, False, 0, True)  # it completes all before it
-    done = (ring.error != 0 or ring.ended
-            or (ring.completed == ring.requests and ring.released == ring.announced))
+    done = nothing_left(ring)
     if not done:
         want_room(ring)
+        done = nothing_left(ring)  # by completions that raise no event any more
     pthread_mutex_unlock(&ring.mutex)
     return done
+
+
+cdef bint nothing_left(ring_t* ring) noexcept nogil:
+    return (ring.error != 0 or ring.ended
+            or (ring.completed == ring.requests and ring.peer_fetched == ring.announced))
 
 
 cdef bint ring_is_destroyed(ring_t* ring) noexcept nogil:
@@ -182,7 +187,7 @@ cdef int ring_look(ring_t* ring, bint sleeps) noexcept nogil:
     ended the connection, or 0."""
     cdef int error
     pthread_mutex_lock(&ring.mutex)
-    poll_queue(ring)
+    poll_cq(ring)
     refresh(ring)
     if sleeps:
         want_room(ring)
@@ -205,7 +210,7 @@ cdef ssize_t ring_read(ring_t* ring, iovec* vectors, int count) noexcept nogil:
     cdef int answer
     pthread_mutex_lock(&ring.mutex)
     if ring.arrived == ring.consumed:
-        poll_queue(ring)
+        poll_cq(ring)
     if ring.arrived == ring.consumed:
         answer = nothing_arrived(ring)
         if answer <= 0:
@@ -241,7 +246,7 @@ cdef int nothing_arrived(ring_t* ring) noexcept nogil:
         answer = end_or_later(ring)
         if answer:
             return answer
-        poll_queue(ring)  # bytes that were written before the end
+        poll_cq(ring)  # bytes that were written before the end
         if ring.arrived == ring.consumed:
             return 0
     wake_reader(ring)  # it may leave before it has read them all
@@ -250,9 +255,9 @@ cdef int nothing_arrived(ring_t* ring) noexcept nogil:
 
 cdef void silence_reader(ring_t* ring) noexcept nogil:
     cdef uint64_t drained
-    if ring.reader_rung:
-        ring.reader_rung = 0
-        read(ring.reader_bell, &drained, 8)
+    if ring.reader_woken:
+        ring.reader_woken = 0
+        read(ring.reader_wake_fd, &drained, 8)
 
 
 cdef int end_or_later(ring_t* ring) noexcept nogil:
@@ -276,11 +281,11 @@ cdef int ring_wait(ring_t* ring) noexcept nogil:
     which the watched descriptor becomes readable, whatever lies in the ring."""
     cdef int answer = 1
     pthread_mutex_lock(&ring.mutex)
-    if not poll_queue(ring):
+    if not poll_cq(ring):
         silence_reader(ring)
         if not arm(ring, False):
             answer = end_or_later(ring)
-            if answer == 0 and poll_queue(ring):
+            if answer == 0 and poll_cq(ring):
                 answer = 1
     pthread_mutex_unlock(&ring.mutex)
     return answer
@@ -298,7 +303,7 @@ cdef size_t ring_unread(ring_t* ring) noexcept nogil:
     """Bytes that wait to be read."""
     cdef size_t count
     pthread_mutex_lock(&ring.mutex)
-    if poll_queue(ring):
+    if poll_cq(ring):
         wake_reader(ring)
     count = ring.arrived - ring.consumed
     pthread_mutex_unlock(&ring.mutex)
@@ -309,7 +314,7 @@ cdef bint ring_has_news(ring_t* ring) noexcept nogil:
     """For a thread that spins: whether something completed."""
     cdef int found
     pthread_mutex_lock(&ring.mutex)
-    found = poll_queue(ring)
+    found = poll_cq(ring)
     pthread_mutex_unlock(&ring.mutex)
     return found != 0
 
@@ -347,7 +352,7 @@ cdef bint ring_announce(ring_t* ring, size_t size, uint64_t begin) noexcept nogi
     many are not READ."""
     cdef bint few
     pthread_mutex_lock(&ring.mutex)
-    few = ring.announced - ring.released < ANNOUNCED
+    few = ring.announced - ring.peer_fetched < ANNOUNCED
     if few:
         ring.sizes[ring.announced % ANNOUNCED] = size
         ring.begins[ring.announced % ANNOUNCED] = begin
@@ -369,11 +374,11 @@ cdef uint64_t ring_left_unfetched(ring_t* ring) noexcept nogil:
     """Payloads that the peer can know of, and has not READ: their announcements are written."""
     cdef uint64_t count
     pthread_mutex_lock(&ring.mutex)
-    if ring.left < ring.released:
-        ring.left = ring.released
+    if ring.left < ring.peer_fetched:
+        ring.left = ring.peer_fetched
     while ring.left < ring.announced and ring.begins[ring.left % ANNOUNCED] < ring.written:
         ring.left += 1
-    count = ring.left - ring.released
+    count = ring.left - ring.peer_fetched
     pthread_mutex_unlock(&ring.mutex)
     return count
 
@@ -383,6 +388,6 @@ cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil:
     cdef uint64_t fetched
     pthread_mutex_lock(&ring.mutex)
     refresh(ring)
-    fetched = ring.released
+    fetched = ring.peer_fetched
     pthread_mutex_unlock(&ring.mutex)
     return fetched

@@ -12,6 +12,7 @@ cdef class RingChannel:
     cdef VerbsDevice device
     cdef object reclaim
     cdef readonly uint32_t number
+    cdef readonly int vector
     cdef int make(self, size_t size) except -1
     cdef ibv_mr* registered(self, char* memory, size_t size, int access) except NULL
     cdef ring_t* give(self, int fd) except NULL

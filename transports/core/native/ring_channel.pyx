@@ -19,7 +19,7 @@ from transfer.transports.core.native.ring_requests cimport (
     watch,
 )
 from transfer.transports.core.native.system cimport EPOLL_CLOEXEC, epoll_create1
-from transfer.transports.core.native.verbs cimport VerbsDevice, connect_pair
+from transfer.transports.core.native.verbs cimport VerbsDevice, connect_qp
 
 cdef enum:
     INLINE = 220                    # bytes: what devices of the last ten years take, asked for in this order
@@ -38,6 +38,7 @@ cdef class RingChannel:
     """The bytes of one connection by RDMA. Not thread-safe until it is connected; a Stream has it then.
 
     size: bytes of the ring that is lent to the peer, a power of two. number: of the queue pair.
+    vector: of the device, for its completions.
     """
 
     def __cinit__(self, VerbsDevice device, size_t size, reclaim=None):
@@ -64,27 +65,28 @@ cdef class RingChannel:
             raise failed(errno or EINVAL, "making a completion channel")
         self.ring.channel_fd = self.ring.channel.fd
         fcntl(self.ring.channel_fd, F_SETFL, fcntl(self.ring.channel_fd, F_GETFL) | O_NONBLOCK)
+        self.vector = self.device.next_vector()
         with nogil:
-            self.ring.queue = verbs.ibv_create_cq(
-                self.device.context, REQUESTS + READS + RECEIVES, NULL, self.ring.channel, 0)
-        if self.ring.queue == NULL:
+            self.ring.cq = verbs.ibv_create_cq(
+                self.device.context, REQUESTS + READS + RECEIVES, NULL, self.ring.channel, self.vector)
+        if self.ring.cq == NULL:
             raise failed(errno or EINVAL, "making a completion queue")
         for inline_bytes in (INLINE, LESS_INLINE, 0):
             memset(&wanted, 0, sizeof(wanted))
-            wanted.send_cq = wanted.recv_cq = self.ring.queue
+            wanted.send_cq = wanted.recv_cq = self.ring.cq
             wanted.cap.max_send_wr = REQUESTS + READS
             wanted.cap.max_recv_wr = RECEIVES
             wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1
             wanted.cap.max_inline_data = inline_bytes
             wanted.qp_type = IBV_QPT_RC
             with nogil:
-                self.ring.pair = verbs.ibv_create_qp(self.device.domain, &wanted)
-            if self.ring.pair != NULL:
+                self.ring.qp = verbs.ibv_create_qp(self.device.domain, &wanted)
+            if self.ring.qp != NULL:
                 break
-        if self.ring.pair == NULL:
+        if self.ring.qp == NULL:
             raise failed(errno or EINVAL, "making a queue pair")
         self.ring.inline_bytes = wanted.cap.max_inline_data
-        self.number = self.ring.pair.qp_num
+        self.number = self.ring.qp.qp_num
         self.ring.watch_fd = epoll_create1(EPOLL_CLOEXEC)
         if self.ring.watch_fd < 0 or watch(self.ring.watch_fd, self.ring.channel_fd) < 0:
             raise failed(errno, "making a descriptor")
@@ -160,7 +162,7 @@ cdef class RingChannel:
     def connect(self, uint64_t remote, uint32_t rkey, size_t size, uint32_t number, bytes gid, int lid,
                 uint32_t psn, int mtu, int reads, int timeout, int retries, int port, int gid_index,
                 uint32_t our_psn, int pkey_index, int service_level, int traffic_class):
-        """remote, rkey, size: of the ring that the peer lends. The rest: see `connect_pair`. Raises OSError,
+        """remote, rkey, size: of the ring that the peer lends. The rest: see `connect_qp`. Raises OSError,
         MemoryError."""
         self.check()
         if self.ring.outgoing != NULL:
@@ -171,9 +173,9 @@ cdef class RingChannel:
         self.ring.outgoing_region = self.registered(self.ring.outgoing, size, 0)
         self.ring.remote, self.ring.rkey, self.ring.remote_report = remote, rkey, remote + size
         self.ring.most_reads = min(reads, <int> READS)
-        connect_pair(self.ring.pair, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, number, gid, lid, psn,
-                     mtu, reads, timeout, retries, port, gid_index, our_psn, pkey_index,
-                     service_level, traffic_class)
+        connect_qp(self.ring.qp, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, number, gid, lid, psn,
+                   mtu, reads, timeout, retries, port, gid_index, our_psn, pkey_index,
+                   service_level, traffic_class)
         if ring_start(self.ring):
             raise failed(EINVAL, "posting receives")
 

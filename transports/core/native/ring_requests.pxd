@@ -11,7 +11,7 @@ cdef enum:
     REQUESTS = 128                  # posted at once; READS more fit in
     READS = 16                      # READs posted at once
     CHUNK_OF_READ = 1024 * 1024     # bytes of each READ of a payload but the last
-    ANNOUNCED = 1024                # payloads that the peer has not READ
+    ANNOUNCED = 1024                # payloads that the peer has not READ; as carrier.py's MOST_OPEN
     REPORT_ROOM = 4096              # bytes behind a ring, for a report
 
 # Immediate data: a number of bytes, or one of these. They come in order, as WRITEs themselves need not.
@@ -40,8 +40,8 @@ cdef struct fetch_t:
 
 cdef struct ring_t:
     pthread_mutex_t mutex
-    ibv_qp* pair
-    ibv_cq* queue
+    ibv_qp* qp
+    ibv_cq* cq
     ibv_comp_channel* channel
     ibv_mr* incoming_region
     ibv_mr* outgoing_region
@@ -53,15 +53,15 @@ cdef struct ring_t:
     int error                       # errno that ended it
     int status                      # libibverbs' status of the completion that ended it
     int ended                       # closed: nothing of it may be used
-    # -- the reader sleeps on `watch_fd`: an epoll of the channel, its bell, and the TCP connection
+    # -- the reader sleeps on `watch_fd`: an epoll of the channel, its eventfd, and the TCP connection
     int watch_fd
-    int reader_bell                 # eventfd: another thread took the event, and something is left to read
-    int reader_rung
+    int reader_wake_fd                 # eventfd: another thread took the event, and something is left to read
+    int reader_woken
     int news                        # something completed since the reader last found nothing
-    # -- writers sleep on `room_watch_fd`: the same with their bell
+    # -- writers sleep on `room_watch_fd`: the same with their eventfd
     int room_watch_fd
-    int writer_bell                 # eventfd: another thread took the event, and there may be room
-    int writer_rung
+    int writer_wake_fd                 # eventfd: another thread took the event, and there may be room
+    int writer_woken
     int writer_sleeps
     int blocked                     # the last write found no room
     int room_news                   # a completion of this poll may have made room
@@ -92,7 +92,7 @@ cdef struct ring_t:
     uint64_t completed
     # -- READs, in order
     uint64_t announced              # payloads that this side has announced, and which the peer has READ
-    uint64_t released
+    uint64_t peer_fetched
     uint64_t unfetched_bytes        # of those in between
     uint64_t left                   # payloads whose announcement `ring_left_unfetched` has seen written
     size_t sizes[ANNOUNCED]
@@ -109,7 +109,7 @@ cdef void ring_free(ring_t* ring) noexcept nogil
 cdef int ring_start(ring_t* ring) noexcept nogil
 cdef void ring_fail(ring_t* ring) noexcept nogil
 cdef void ring_end(ring_t* ring) noexcept nogil
-cdef int poll_queue(ring_t* ring) noexcept nogil
+cdef int poll_cq(ring_t* ring) noexcept nogil
 cdef int broken(ring_t* ring, int error) noexcept nogil
 cdef int arm(ring_t* ring, bint tell) noexcept nogil
 cdef int watch(int epoll_fd, int fd) noexcept nogil

@@ -53,7 +53,7 @@ cdef ring_t* ring_new() noexcept nogil:
     if ring != NULL:
         pthread_mutex_init(&ring.mutex, NULL)
         ring.connection_fd = ring.channel_fd = -1
-        ring.watch_fd = ring.reader_bell = ring.room_watch_fd = ring.writer_bell = -1
+        ring.watch_fd = ring.reader_wake_fd = ring.room_watch_fd = ring.writer_wake_fd = -1
     return ring
 
 
@@ -76,7 +76,7 @@ cdef int broken(ring_t* ring, int error) noexcept nogil:
     return -1
 
 
-cdef int poll_queue(ring_t* ring) noexcept nogil:
+cdef int poll_cq(ring_t* ring) noexcept nogil:
     """Takes all completions that are there. Returns their number. The mutex is held."""
     cdef ibv_wc found[BATCH]
     cdef int count = BATCH
@@ -85,7 +85,7 @@ cdef int poll_queue(ring_t* ring) noexcept nogil:
     if ring.ended:
         return 0
     while count == BATCH:
-        count = ring.queue.context.ops.poll_cq(ring.queue, BATCH, found)
+        count = ring.cq.context.ops.poll_cq(ring.cq, BATCH, found)
         if count < 0:
             broken(ring, EIO)
             break
@@ -135,13 +135,13 @@ cdef void completed(ring_t* ring, ibv_wc* one) noexcept nogil:
 
 
 cdef bint take_event(ring_t* ring) noexcept nogil:
-    cdef ibv_cq* queue
+    cdef ibv_cq* cq
     cdef void* unused
-    if verbs.ibv_get_cq_event(ring.channel, &queue, &unused):
+    if verbs.ibv_get_cq_event(ring.channel, &cq, &unused):
         return False
     ring.events += 1
     if ring.events >= BATCH:  # acknowledging takes a mutex: for many at once
-        verbs.ibv_ack_cq_events(ring.queue, ring.events)
+        verbs.ibv_ack_cq_events(ring.cq, ring.events)
         ring.events = 0
     return True
 
@@ -151,7 +151,7 @@ cdef int arm(ring_t* ring, bint tell) noexcept nogil:
     returns its number.
 
     Completions from before the queue was armed raise no event, and one that another thread takes is the
-    reader's too. tell: then `reader_bell` tells the reader.
+    reader's too. tell: then `reader_wake_fd` tells the reader.
     """
     cdef int found
     if ring.ended:
@@ -160,10 +160,10 @@ cdef int arm(ring_t* ring, bint tell) noexcept nogil:
         if not take_event(ring):
             return 0  # it is still to come
         ring.armed = 0
-    if ring.queue.context.ops.req_notify_cq(ring.queue, 0):
+    if ring.cq.context.ops.req_notify_cq(ring.cq, 0):
         broken(ring, EIO)
     ring.armed = 1
-    found = poll_queue(ring)
+    found = poll_cq(ring)
     if tell:
         wake_reader(ring)
     return found
@@ -171,23 +171,23 @@ cdef int arm(ring_t* ring, bint tell) noexcept nogil:
 
 cdef void wake_reader(ring_t* ring) noexcept nogil:
     cdef uint64_t one = 1
-    if ring.reader_rung or ring.ended:
+    if ring.reader_woken or ring.ended:
         return
-    if ring.reader_bell < 0:
-        ring.reader_bell = new_bell(ring, ring.watch_fd)
-    ring.reader_rung = 1
-    write(ring.reader_bell, &one, 8)
+    if ring.reader_wake_fd < 0:
+        ring.reader_wake_fd = new_wake_fd(ring, ring.watch_fd)
+    ring.reader_woken = 1
+    write(ring.reader_wake_fd, &one, 8)
 
 
 cdef void wake_writer(ring_t* ring) noexcept nogil:
     cdef uint64_t one = 1
     ring.writer_sleeps = 0
-    if not ring.writer_rung and ring.writer_bell >= 0:
-        ring.writer_rung = 1
-        write(ring.writer_bell, &one, 8)
+    if not ring.writer_woken and ring.writer_wake_fd >= 0:
+        ring.writer_woken = 1
+        write(ring.writer_wake_fd, &one, 8)
 
 
-cdef int new_bell(ring_t* ring, int epoll_fd) noexcept nogil:
+cdef int new_wake_fd(ring_t* ring, int epoll_fd) noexcept nogil:
     """An eventfd that an epoll watches, made when it is first needed."""
     cdef int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if fd < 0 or watch(epoll_fd, fd) < 0:
@@ -209,7 +209,7 @@ cdef int ring_room_fd(ring_t* ring) noexcept nogil:
     pthread_mutex_lock(&ring.mutex)
     if ring.room_watch_fd < 0 and not ring.ended:
         ring.room_watch_fd = epoll_create1(EPOLL_CLOEXEC)
-        ring.writer_bell = new_bell(ring, ring.room_watch_fd)
+        ring.writer_wake_fd = new_wake_fd(ring, ring.room_watch_fd)
         watch(ring.room_watch_fd, ring.channel_fd)
         watch(ring.room_watch_fd, ring.connection_fd)
         wake_writer(ring)  # what came before may have been for this thread
@@ -237,7 +237,7 @@ cdef int post(ring_t* ring, ibv_send_wr* request, ibv_sge* piece, int kind, bint
     request.wr_id = ring.requests << 1 | kind
     request.sg_list = piece
     request.num_sge = 1 if piece.length else 0
-    error = ring.pair.context.ops.post_send(ring.pair, request, &bad)
+    error = ring.qp.context.ops.post_send(ring.qp, request, &bad)
     return broken(ring, EIO) if error else 0
 
 
@@ -269,7 +269,7 @@ cdef int post_receives(ring_t* ring, int count) noexcept nogil:
         memset(requests, 0, sizeof(requests))
         for at in range(some - 1):
             requests[at].next = &requests[at + 1]
-        if ring.pair.context.ops.post_recv(ring.pair, requests, &bad):
+        if ring.qp.context.ops.post_recv(ring.qp, requests, &bad):
             return broken(ring, EIO)
         count -= some
     return 0
@@ -364,22 +364,22 @@ cdef int take_fetched(ring_t* ring, uint64_t fetched) noexcept nogil:
     cdef uint64_t place
     if fetched > ring.announced:
         return broken(ring, EPROTO)
-    while ring.released < fetched:
-        place = ring.released % ANNOUNCED
+    while ring.peer_fetched < fetched:
+        place = ring.peer_fetched % ANNOUNCED
         if ring.begins[place] >= ring.written:
             return broken(ring, EPROTO)
         add(&ring.unfetched_bytes, -ring.sizes[place])
-        add(&ring.released, 1)
+        add(&ring.peer_fetched, 1)
     return 0
 
 
 cdef int take_lower_fetched(ring_t* ring, uint32_t lower) noexcept nogil:
     """As `take_fetched`, of a count's lower bits. One that a report has overtaken is older than what is
     known."""
-    cdef uint32_t late = (<uint32_t> ring.released - lower) & FETCHED_BITS
-    if late <= ANNOUNCED and late <= ring.released:
+    cdef uint32_t late = (<uint32_t> ring.peer_fetched - lower) & FETCHED_BITS
+    if late <= ANNOUNCED and late <= ring.peer_fetched:
         return 0
-    return take_fetched(ring, ring.released + ((lower - <uint32_t> ring.released) & FETCHED_BITS))
+    return take_fetched(ring, ring.peer_fetched + ((lower - <uint32_t> ring.peer_fetched) & FETCHED_BITS))
 
 
 # --- its end ----------------------------------------------------------------------------------------
@@ -389,10 +389,10 @@ cdef void ring_fail(ring_t* ring) noexcept nogil:
     """From now on the peer can neither write to our memory nor READ it."""
     cdef ibv_qp_attr wanted
     pthread_mutex_lock(&ring.mutex)
-    if not ring.ended and ring.pair != NULL:
+    if not ring.ended and ring.qp != NULL:
         memset(&wanted, 0, sizeof(wanted))
         wanted.qp_state = IBV_QPS_ERR
-        verbs.ibv_modify_qp(ring.pair, &wanted, IBV_QP_STATE)
+        verbs.ibv_modify_qp(ring.qp, &wanted, IBV_QP_STATE)
         if ring.error == 0:
             ring.error = ECONNRESET
         wake_writer(ring)  # the reader is this thread, or its descriptor is closed next
@@ -404,15 +404,15 @@ cdef void ring_end(ring_t* ring) noexcept nogil:
     pthread_mutex_lock(&ring.mutex)
     ring.ended = 1
     ring.fetch_head = ring.fetch_tail = ring.fetch_unposted = NULL
-    if ring.pair != NULL:
-        verbs.ibv_destroy_qp(ring.pair)
-    if ring.queue != NULL:
+    if ring.qp != NULL:
+        verbs.ibv_destroy_qp(ring.qp)
+    if ring.cq != NULL:
         if ring.events:  # destroying waits until all events are acknowledged
-            verbs.ibv_ack_cq_events(ring.queue, ring.events)
-        verbs.ibv_destroy_cq(ring.queue)
+            verbs.ibv_ack_cq_events(ring.cq, ring.events)
+        verbs.ibv_destroy_cq(ring.cq)
     if ring.channel != NULL:
         verbs.ibv_destroy_comp_channel(ring.channel)
-    ring.pair, ring.queue, ring.channel = NULL, NULL, NULL
+    ring.qp, ring.cq, ring.channel = NULL, NULL, NULL
     if ring.incoming_region != NULL:
         verbs.ibv_dereg_mr(ring.incoming_region)
     if ring.outgoing_region != NULL:
@@ -425,11 +425,11 @@ cdef void ring_end(ring_t* ring) noexcept nogil:
     ring.incoming = ring.outgoing = NULL
     if ring.watch_fd >= 0:
         close(ring.watch_fd)
-    if ring.reader_bell >= 0:
-        close(ring.reader_bell)
+    if ring.reader_wake_fd >= 0:
+        close(ring.reader_wake_fd)
     if ring.room_watch_fd >= 0:
         close(ring.room_watch_fd)
-    if ring.writer_bell >= 0:
-        close(ring.writer_bell)
-    ring.watch_fd = ring.reader_bell = ring.room_watch_fd = ring.writer_bell = -1
+    if ring.writer_wake_fd >= 0:
+        close(ring.writer_wake_fd)
+    ring.watch_fd = ring.reader_wake_fd = ring.room_watch_fd = ring.writer_wake_fd = -1
     pthread_mutex_unlock(&ring.mutex)

@@ -9,9 +9,11 @@ cdef class VerbsDevice:
     cdef ibv_context* context
     cdef ibv_pd* domain
     cdef int pid
+    cdef unsigned int queues
     cdef readonly str name
     cdef int end(self) noexcept
     cdef int check(self) except -1
+    cdef int next_vector(self) noexcept
 
 
 cdef class VerbsRegion:
@@ -24,6 +26,6 @@ cdef class VerbsRegion:
     cdef int end(self) noexcept
 
 
-cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
-                      int mtu, int reads, int timeout, int retries, int port, int gid_index,
-                      uint32_t our_psn, int pkey_index, int service_level, int traffic_class) except -1
+cdef int connect_qp(ibv_qp* qp, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
+                    int mtu, int reads, int timeout, int retries, int port, int gid_index,
+                    uint32_t our_psn, int pkey_index, int service_level, int traffic_class) except -1

@@ -34,9 +34,9 @@ cdef int closed(int error) noexcept nogil:
     return 0 if error == EIO else error
 
 
-cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
-                      int mtu, int reads, int timeout, int retries, int port, int gid_index,
-                      uint32_t our_psn, int pkey_index, int service_level, int traffic_class) except -1:
+cdef int connect_qp(ibv_qp* qp, unsigned int access, uint32_t number, bytes gid, int lid, uint32_t psn,
+                    int mtu, int reads, int timeout, int retries, int port, int gid_index,
+                    uint32_t our_psn, int pkey_index, int service_level, int traffic_class) except -1:
     """From reset to ready to send. access: of the peer. number, gid (16 bytes), lid, psn: of its queue pair.
     mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then a packet is sent again, up
     to `retries` times, 7 at most. port, gid_index, our_psn, pkey_index: of this side. Raises OSError."""
@@ -48,7 +48,7 @@ cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes 
     wanted.port_num = port
     wanted.pkey_index = pkey_index
     wanted.qp_access_flags = access
-    modify(pair, &wanted, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+    modify(qp, &wanted, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     wanted.qp_state = IBV_QPS_RTR
     wanted.path_mtu = mtu.bit_length() - 8  # IBV_MTU_256 is 1
     wanted.dest_qp_num = number
@@ -63,7 +63,7 @@ cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes 
     wanted.ah_attr.is_global = 1
     wanted.ah_attr.port_num = port
     wanted.ah_attr.dlid = lid
-    modify(pair, &wanted, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
+    modify(qp, &wanted, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
            | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
     wanted.qp_state = IBV_QPS_RTS
     wanted.timeout = timeout
@@ -71,15 +71,15 @@ cdef int connect_pair(ibv_qp* pair, unsigned int access, uint32_t number, bytes 
     wanted.rnr_retry = RNR_RETRIES
     wanted.sq_psn = our_psn
     wanted.max_rd_atomic = reads
-    modify(pair, &wanted, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY
+    modify(qp, &wanted, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY
            | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
     return 0
 
 
-cdef int modify(ibv_qp* pair, ibv_qp_attr* wanted, int mask) except -1:
+cdef int modify(ibv_qp* qp, ibv_qp_attr* wanted, int mask) except -1:
     cdef int error
     with nogil:
-        error = verbs.ibv_modify_qp(pair, wanted, mask)
+        error = verbs.ibv_modify_qp(qp, wanted, mask)
     if error:
         raise failed(error, "connecting a queue pair")
     return 0
@@ -139,6 +139,11 @@ cdef class VerbsDevice:
         if self.context == NULL or self.pid != getpid():
             raise failed(ENODEV, "the device is closed, or belongs to the parent of this process")
         return 0
+
+    cdef int next_vector(self) noexcept:
+        """For the next completion queue: their interrupts are for the device's vectors in turn."""
+        self.queues += 1
+        return <int> (self.queues % <unsigned int> max(self.context.num_comp_vectors, 1))
 
     @property
     def async_fd(self):
