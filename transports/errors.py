@@ -16,6 +16,7 @@ import errno as _errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -368,6 +369,16 @@ class LogFull(Again):
 class Fatal(TransferError):
     """A retry cannot help, for instance the policy `require` cannot be met: change the configuration that the
     text names."""
+
+
+def unraised(error: _Error) -> _Error:
+    """A copy with the same cause: of an error that is kept while it is raised, or raised again and again.
+    Itself it would get the frames of each caller."""
+    if not isinstance(error, TransferError):
+        return error
+    made = copy(error)
+    made.__cause__ = error.__cause__
+    return made
 
 
 def without_frames(error: _Error) -> _Error:

@@ -14,7 +14,7 @@ from transfer.mooncake.channel import Channel
 from transfer.mooncake.message import IncomingMessage
 from transfer.mooncake.pool import Pool
 from transfer.patterns import PipelinedRequester
-from transfer.transports.errors import Again, Broken, Closed, TransferError
+from transfer.transports.errors import Again, Broken, Closed, TransferError, unraised
 
 #: seconds between two checks for lost peers, and most messages that a loop reads at a time
 _LOOK, _TURN = 0.05, 256
@@ -74,7 +74,7 @@ class Request:
     def outcome(self) -> IncomingMessage:
         """Returns the reply. Raises its error instead."""
         if self.error is not None:
-            raise self.error
+            raise unraised(self.error)
         assert self.reply is not None
         return self.reply
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +124,27 @@ def check_ends(subject: Subject) -> None:
         _until_broken(ends.accepting.receive)
         _until_broken(lambda: ends.accepting.send(plain(b"no peer")))
         assert ends.accepting.broken is not None
+
+
+def check_ends_without_callers(subject: Subject) -> None:
+    """A stream that has ended holds nothing of those who learned it: no frame, and no local of one."""
+    with meet(subject) as ends:
+        ends.accepting.close()
+        stream = ends.connecting
+        held = [
+            _local_of(call)
+            for call in (stream.receive, stream.receive, lambda: stream.send(plain(b"no peer")))
+        ]
+        gc.collect()
+        assert stream.broken is not None
+        assert [local() for local in held] == [None] * len(held)
+
+
+def _local_of(call: Callable[[], Any]) -> weakref.ref[Any]:
+    """A local of a function that waits for the end."""
+    local = threading.Event()
+    _until_broken(call)
+    return weakref.ref(local)
 
 
 def _until_broken(call: Callable[[], Any]) -> None:

@@ -13,7 +13,7 @@ from transfer.transports.base import Stream
 from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, pour, unsent
 from transfer.transports.core.wire import HEADER_SIZE, Flag
-from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.errors import Broken, ProtocolError, TransferError, unraised
 from transfer.transports.sizes import LARGE
 from transfer.transports.ucx.driver import UcxEndpoint, failure
 from transfer.transports.ucx.packing import FULL, TAKEN, pack
@@ -309,7 +309,7 @@ class UcxOutgoing(Stream):
             error = Broken("the connection by UCX has ended")
             error.__cause__ = self.broken
             if isinstance(self.broken, ProtocolError):
-                raise self.broken
+                raise unraised(self.broken)
             raise error
 
     def _fail(self, error: BaseException) -> None:

@@ -51,9 +51,16 @@ def one_kill(
     until(lambda: ended(stream), "the end of a killed peer")
     assert time.monotonic() - begin < 20
     stream.close()
+    made.streams.remove(stream)
     if do == "receive" or phase == "announced to it":
         assert len(released) == 1
         data.append(1)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as found:
+        return int(found.read().split()[1]) * 4096
 
 
 def of_the_kernel() -> dict[str, int]:
@@ -72,7 +79,7 @@ def test_peers_killed_in_each_phase() -> None:
         hub = made.socket()
         near, there = made.connect(made.socket(), hub)
         domain = hub.shared["rdma.domains"].get()
-        settled = None
+        settled, memory = None, 0
         for number in range(TIMES):
             for phase in PHASES:
                 one_kill(made, hub, phase, chance)
@@ -86,7 +93,8 @@ def test_peers_killed_in_each_phase() -> None:
                 of_the_kernel(),
             )
             if number:  # the first round opens what is kept for the next ones
-                settled = settled or state
+                settled, memory = settled or state, memory or resident()
                 assert state == settled, "something is left behind"
+                assert resident() < memory + 8 * SIZE
     until(lambda: of_the_kernel() == before, "nothing to be left on the device")
     print(f"{TIMES * len(PHASES)} kills, {TIMES} in each of {len(PHASES)} phases; the device: {before}")

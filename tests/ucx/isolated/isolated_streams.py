@@ -29,6 +29,7 @@ CONTRACT = [
     carrying.check_copies_what_may_change,
     carrying.check_holds,
     carrying.check_ends,
+    carrying.check_ends_without_callers,
     carrying.check_gives_back,
     carrying.check_gives_back_memory,
     carrying.check_subscriptions,

@@ -21,7 +21,7 @@ from transfer.broker.protocols.native import HELD_UP, MOST, Head, Op, decode, de
 from transfer.broker.protocols.native_batch import decode_several
 from transfer.broker.protocols.native_pieces import Part
 from transfer.transports.arguments import patience, sequence, whole
-from transfer.transports.errors import Again, Broken, Closed, TransferError, UsageError
+from transfer.transports.errors import Again, Broken, Closed, TransferError, UsageError, unraised
 
 __all__ = ["BrokerClient", "Consumer", "Received"]
 
@@ -446,7 +446,7 @@ class BrokerClient:
     def _ready(self, deadline: float) -> None:
         """Connects, unless there is a connection. Raises Broken, Closed."""
         if self._failure is not None:
-            raise self._failure
+            raise unraised(self._failure)
         if self._socket is not None:
             return
         try:

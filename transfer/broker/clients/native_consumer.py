@@ -21,7 +21,15 @@ from transfer.broker.protocols.native import (
     encode_nack,
 )
 from transfer.transports.arguments import instance, patience, text, whole
-from transfer.transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError, TransferError
+from transfer.transports.errors import (
+    Again,
+    ArgumentError,
+    Broken,
+    Closed,
+    ProtocolError,
+    TransferError,
+    unraised,
+)
 
 if TYPE_CHECKING:
     from transfer.broker.clients.native import BrokerClient
@@ -102,7 +110,7 @@ class Consumer:
             with self._client.wait_until(lambda: self._messages or self._failure, timeout, "no message came"):
                 messages = self._messages
                 if not messages and self._failure is not None:
-                    raise self._failure
+                    raise unraised(self._failure)
                 if not self._offered:
                     return [messages.popleft() for _ in range(min(most, len(messages)))]  # type: ignore[misc]
                 if found := self._whole(most):
@@ -190,7 +198,7 @@ class Consumer:
             if unsure is not None:
                 raise unsure
             if self._acked < self._sent and self._failure is not None:
-                raise self._failure
+                raise unraised(self._failure)
             late = [one for one in self._late if of is None or one in of]
             for one in late:
                 self._late.remove(one)

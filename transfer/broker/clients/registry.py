@@ -40,6 +40,7 @@ from transfer.transports.errors import (
     ProtocolError,
     TransferError,
     UsageError,
+    unraised,
 )
 from transfer.transports.waiters import Waiters
 
@@ -117,7 +118,7 @@ class RegisteredName:
         """Waits for the registration. Raises Again after `timeout` seconds, and the broker's refusal."""
         self._changed.wait_for(lambda: self._registered or self.failure or self._stop.is_set(), timeout)
         if self.failure is not None:
-            raise self.failure
+            raise unraised(self.failure)
         if not self._registered:
             raise Again(f"not registered at {self._broker} within {timeout:g} s", hint="is the broker there?")
         return self

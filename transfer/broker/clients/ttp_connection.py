@@ -13,7 +13,16 @@ from transfer.broker.clients.tls import closed, failure, security_for
 from transfer.broker.clients.ttp_reader import TtpFrame, TtpReader
 from transfer.broker.protocols.ttp import ALPN, WANTED, TtpKind, TtpLimits, decode_error, encode_head
 from transfer.transports.arguments import patience
-from transfer.transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
+from transfer.transports.errors import (
+    Again,
+    Broken,
+    Closed,
+    LogFull,
+    PeerError,
+    TransferError,
+    UsageError,
+    unraised,
+)
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
@@ -120,7 +129,7 @@ class TtpClientConnection:
     def send(self, head: bytes, data: memoryview = NOTHING) -> None:
         """Sends a whole frame. While the broker takes nothing, it reads what the broker sends."""
         if self._failure is not None:
-            raise self._failure
+            raise unraised(self._failure)
         if not self._begun and not self._received:
             self._replace_if_ended()
         left = [memoryview(head), data] if data else [memoryview(head)]
@@ -194,7 +203,7 @@ class TtpClientConnection:
     def _wait(self, deadline: float, events: int) -> None:
         """Waits for an event of the socket, or until a heartbeat is due, and reads. Raises Again."""
         if self._failure is not None:
-            raise self._failure
+            raise unraised(self._failure)
         now = time.monotonic()
         if now >= deadline:
             raise Again("nothing came in time" if events == select.POLLIN else "the broker takes nothing")

@@ -15,7 +15,7 @@ from transfer.spool.format import rows as tables
 from transfer.spool.format.protocol import MAX_ROWS, MAX_TIMES
 from transfer.spool.format.row_source import FAILED, OPEN, Rows, RowSource
 from transfer.spool.format.rows import Layout
-from transfer.transports.errors import Again, Broken, Closed, ProtocolError
+from transfer.transports.errors import Again, Broken, Closed, ProtocolError, unraised
 from transfer.transports.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Prefetcher:
                 raise Closed("the stream of rows was closed")
             if not self._ready:
                 assert self._error is not None
-                raise self._error
+                raise unraised(self._error)
             item, released = self._ready.popleft()
             if released:
                 self._held -= released

@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Users' memory in a link's queue, which is copied before its owner may change it, without the GIL."""
 
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -40,6 +41,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
     """Copies from the end on, since the kernel takes the beginning in the meantime. OK: the segment is in the
     queue; GONE: it may not be."""
     cdef char* data = segment.data
+    cdef uint64_t serial = segment.serial
     cdef size_t first = segment.done
     cdef size_t size = segment.size
     cdef size_t at = size
@@ -60,7 +62,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
             pthread_mutex_unlock(&link.mutex)
             sched_yield()
             pthread_mutex_lock(&link.mutex)
-            if not still_borrowed(link, segment, data):
+            if not still_borrowed(link, serial):
                 free(copy)
                 free(husk)
                 return GONE
@@ -77,9 +79,9 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
     return OK
 
 
-cdef bint still_borrowed(link_t* link, segment_t* wanted, const char* data) noexcept nogil:
+cdef bint still_borrowed(link_t* link, uint64_t serial) noexcept nogil:
     """Whether it was neither written to its end, nor copied, nor taken back while the mutex was free."""
     cdef segment_t* segment = link.head
-    while segment != NULL and segment != wanted:
+    while segment != NULL and segment.serial != serial:
         segment = segment.next
-    return segment != NULL and segment.borrowed and segment.data == data
+    return segment != NULL and segment.borrowed

@@ -2,12 +2,11 @@
 """Connection: a link as Python sees it: its counters and limits, and why it ended."""
 
 import os
-from copy import copy
 
 from libc.errno cimport EPROTO
 from libc.stdint cimport int64_t, uint64_t
 
-from transfer.transports.errors import Broken, ForkedError
+from transfer.transports.errors import Broken, ForkedError, unraised
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport load, load_int, load_signed, store_int, store_signed
@@ -221,13 +220,13 @@ cdef class Connection:
     cdef object raise_broken(self):
         failure = self.broken
         if isinstance(failure, Broken):
-            raise copy(failure) from failure.__cause__  # the stored error must not get frames
+            raise unraised(failure)
         raise Broken("the connection ended") from failure
 
     cdef int fail(self, object error) except -1:
         """Ends this stream; the first reason stays."""
         if self.failure is None:
-            self.failure = error
+            self.failure = unraised(error)
         if load_int(&self.link.error) == 0:
             store_int(&self.link.error, EPROTO)
         return 0

@@ -53,6 +53,7 @@ cdef struct segment_t:
     size_t size               # bytes filled
     size_t capacity           # 0: the memory has another owner
     size_t done               # bytes that the kernel has taken
+    uint64_t serial           # of its link: its place in memory may be another segment's later
     int64_t messages          # messages that end here
     int64_t payloads          # payload bytes of the messages that end here
     int failed                # the connection ended before this was written
@@ -78,6 +79,7 @@ cdef struct link_t:
     int plain                 # the peer sent no hello: it knows flags 0 to 2 only
     segment_t* head
     segment_t* tail
+    uint64_t appended         # segments, ever
     segment_t* finished       # written segments with Python objects, for the next GIL holder
     int next_inside           # the next frame appended continues a message
     int64_t queued

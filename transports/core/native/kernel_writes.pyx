@@ -84,6 +84,8 @@ cdef segment_t* new_chunk(size_t size) noexcept nogil:
 
 
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil:
+    link.appended += 1
+    segment.serial = link.appended
     segment.next = NULL
     if link.tail == NULL:
         link.head = segment

@@ -18,7 +18,7 @@ from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.outgoing import Outgoing, failed, interrupted
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.python_tls import SPILL, TlsChannel
-from transfer.transports.errors import Broken, ProtocolError
+from transfer.transports.errors import Broken, ProtocolError, unraised
 from transfer.transports.prefixes import Prefixes, Subscribable
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Stream(Subscribable, Outgoing):
         """The oldest decoded message, which stays here. Raises the stream's end."""
         messages = self._decoder.messages
         if not messages and self._failure is not None:
-            raise self._failure.with_traceback(None)
+            raise unraised(self._failure)
         return messages[0] if messages else None
 
     def _count(self, frames: list[Frame]) -> None:
