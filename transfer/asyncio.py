@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from transfer.constants import DONTWAIT, POLLIN
 from transfer.json_text import decoder
-from transfer.sockets.async_poller import LATER, SOON, wait
+from transfer.sockets.async_poller import LATER, SOON, Poller as Poller, wait
 from transfer.sockets.connections.no_peer import LongWait
 from transfer.sockets.context import Context as _Context
 from transfer.sockets.parts import encoded, json_of, pour_frame
