@@ -17,7 +17,7 @@ import transfer
 from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.state import ConnectionState
-from transfer.sockets.peer import Endpoint
+from transfer.sockets.peer import Endpoint, Peer
 from transfer.transports.address import parse
 from transfer.transports.connect.connection import Connected
 from transfer.transports.errors import Again, Closed, ContextTerminated, ForkedError, InternalError
@@ -558,3 +558,33 @@ def test_a_connection_of_which_no_stream_can_be_made_is_dropped(context, monkeyp
     eventually(served, 20)
     assert failed
     assert "callback" not in caplog.text
+
+
+def test_one_more_connection_costs_the_same_however_many_there_are(context, monkeypatch):
+    """Each is compared with those of its own endpoint, not with all: ten thousand took half a minute."""
+    looked_at = 0
+    origin = Peer.origin
+
+    def counted(peer):
+        nonlocal looked_at
+        looked_at += 1
+        return origin.fget(peer)
+
+    monkeypatch.setattr(Peer, "origin", property(counted))
+    with context.socket(PULL) as pull:
+        pull.bind(TCP)
+        pushes = []
+        counts = []
+        for count in (20, 60, 60):
+            looked_at = 0
+            for _ in range(count):
+                pushes.append(context.socket(PUSH))
+                pushes[-1].connect(pull.last_endpoint)
+            pull.wait_for_peers(len(pushes), 20)
+            assert eventually(lambda: all(push.peers() for push in pushes))
+            counts.append(looked_at / count)
+        assert max(counts) < 1.5 * min(counts), counts
+        for push in pushes:
+            push.close(0)
+        assert eventually(lambda: not pull.peers())
+        assert not pull._links.state._by_origin

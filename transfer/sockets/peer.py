@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -147,6 +148,15 @@ class Peer:
     def pending(self) -> bool:
         """Whether the queue has no connection yet."""
         return self.agreement is None
+
+    @property
+    def origin(self) -> Hashable:
+        """The same for connections that replace each other: those of one connecting endpoint, here or there.
+        None: the peer does not say which it is."""
+        if self.source.outgoing:
+            return self.source
+        instance = "" if self.agreement is None else self.agreement.remote.instance
+        return (self.source, instance) if instance else None
 
     @property
     def unconfirmed(self) -> int:

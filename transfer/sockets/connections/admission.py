@@ -126,15 +126,20 @@ class ConnectionAdmission:
         received before those of the new one."""
 
         def is_earlier(other: Peer) -> bool:
-            if other is peer or other.pending or other.source is not peer.source:
-                return False
-            return peer.source.outgoing or _share_endpoint(other, peer)
+            return other is not peer and not other.pending and other.origin == peer.origin
 
-        self._end_connections(is_earlier, _CAME_BACK)
+        if peer.origin is not None:
+            with self._lock:
+                same = self._state.of_same_origin(peer)
+            self._end_connections(is_earlier, _CAME_BACK, same)
 
-    def _end_connections(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
+    def _end_connections(
+        self, is_earlier: Callable[[Peer], bool], reason: str, among: list[Peer] | None = None
+    ) -> None:
+        """among: None: all."""
         with self._lock:
-            earlier = [other.stream for other in self._state.peers.values() if is_earlier(other)]
+            looked_at = self._state.peers.values() if among is None else among
+            earlier = [other.stream for other in looked_at if is_earlier(other)]
         for stream in earlier:
             self._loss.lost(stream, Broken(reason))
         # Another thread may be handling the end of the previous connection.
@@ -213,7 +218,7 @@ class ConnectionAdmission:
             except Exception as error:  # noqa: BLE001 - a pattern of the program may raise anything
                 refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
                 refused.__cause__ = error
-            self._state.peers[stream] = peer
+            self._state.add(peer)
             if isinstance(self._pattern, Subscriber):
                 self._introduce(self._pattern, peer)
         return peer, replaced, refused
@@ -441,13 +446,6 @@ class ConnectionAdmission:
             choice = agreement.choice
             self._state.count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
             self._context.log_once(f"fell back to {choice.transport}: {choice.reason}")
-
-
-def _share_endpoint(one: Peer, other: Peer) -> bool:
-    """Both connections are of one connecting endpoint."""
-    if one.agreement is None or other.agreement is None:
-        return False
-    return is_same(one.agreement.remote, other.agreement.remote)
 
 
 def _confirms(socket_type: SocketType) -> bool:

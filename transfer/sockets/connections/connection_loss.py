@@ -75,9 +75,9 @@ class ConnectionLoss:
             if isinstance(stream, UnreadMessages):
                 self._pattern.fail(stream, error)
                 self._pattern.detach(stream)
-            if self._state.closing or stream not in self._state.peers:  # `close` handles the rest
+            peer = None if self._state.closing else self._state.remove(stream)
+            if peer is None:  # `close` handles the rest
                 return False
-            peer = self._state.peers.pop(stream)
             self._state.ending_peers.append(peer)
             self._state.losses += 1
             peer.loss = self._state.losses
@@ -343,7 +343,7 @@ class ConnectionLoss:
             peer = Peer(stream, record, expected)
             stream.peer = peer
             self._pattern.attach(stream, expected)
-            self._state.peers[stream] = peer
+            self._state.add(peer)
             record.queue = peer
         self._state.attach(socket, stream)
         self._no_peer.watch_queue(record, socket._long_wait / 1000)
@@ -370,7 +370,7 @@ class ConnectionLoss:
         """Moves the queue to a connection that brought its own stream (inproc)."""
         stream = queue.stream
         with self._lock:
-            self._state.peers.pop(stream, None)
+            self._state.remove(stream)
             self._state.losses += 1
             queue.loss = self._state.losses
         self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))

@@ -366,7 +366,7 @@ class Connections:
         for kept in self.state.own.values():
             kept.close()
         with self._lock:
-            self.state.peers.clear()
+            self.state.remove_all()
         self.state.emit(EventKind.CLOSED)
         return unsent
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
@@ -42,7 +43,10 @@ class ConnectionState:
         self.socket = weakref.ref(socket)
         self.context = context
         self.pattern = pattern
+        #: by stream; changed by `add` and `remove`
         self.peers: dict[Any, Peer] = {}
+        #: one each, but for moments
+        self._by_origin: dict[Hashable, list[Peer]] = {}
         self.endpoints: list[Endpoint] = []
         self.monitors: list[Monitor] = []
         #: lost peers whose unread messages do not yet replace their stream
@@ -69,6 +73,32 @@ class ConnectionState:
         self._foreign_fds: dict[int, int] = {}
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
+
+    # -- peers, with the lock ---------------------------------------------------------------------
+
+    def add(self, peer: Peer) -> None:
+        """A peer, or the queue that becomes one."""
+        self.peers[peer.stream] = peer
+        if (origin := peer.origin) is not None:
+            same = self._by_origin.setdefault(origin, [])
+            if peer not in same:
+                same.append(peer)
+
+    def remove(self, stream: Any) -> Peer | None:
+        peer = self.peers.pop(stream, None)
+        if peer is not None and (origin := peer.origin) is not None:
+            self._by_origin[origin].remove(peer)
+            if not self._by_origin[origin]:
+                del self._by_origin[origin]
+        return peer
+
+    def remove_all(self) -> None:
+        self.peers.clear()
+        self._by_origin.clear()
+
+    def of_same_origin(self, peer: Peer) -> list[Peer]:
+        """The peers with its origin, itself among them."""
+        return list(self._by_origin.get(peer.origin, ()))
 
     # -- for display --------------------------------------------------------------------------------
 
