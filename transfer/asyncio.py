@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -25,7 +26,7 @@ from transfer.sockets.readiness import Readiness, wake, watch
 from transfer.sockets.socket import SocketMethods, socket_of
 from transfer.transports.arguments import decoder_of, events_of, flags_of, seconds, whole
 from transfer.transports.core.copies import room_in
-from transfer.transports.errors import Again
+from transfer.transports.errors import Again, NotSupported
 
 if TYPE_CHECKING:
     from enum import Enum
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: calls that succeed at once before the loop runs other tasks, which must not starve
-_TURN = 256
+#: calls that succeed at once, or seconds of calls with tensors or many parts, before other tasks run, which
+#: must not starve. 64 KiB count as one call more
+_TURN, _TURN_SECONDS = 256, 0.01
 
 
 class Socket(SocketMethods):
@@ -56,6 +58,7 @@ class Socket(SocketMethods):
         _sync_recv: Callable[..., bytes | Frame]
 
     _readiness: Readiness | None = None
+    _turn_began = 0.0
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -73,7 +76,9 @@ class Socket(SocketMethods):
             await self._yield()
         flags = flags_of(flags)
         try:
-            return self._sync_recv(flags | DONTWAIT, copy)
+            data = self._sync_recv(flags | DONTWAIT, copy)
+            row[0] += len(data) >> 16
+            return data
         except Again:
             if flags & DONTWAIT:
                 raise
@@ -133,10 +138,7 @@ class Socket(SocketMethods):
         return await self._receive_by(super().recv_frames, flags)
 
     async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
-        row = self._immediate_calls
-        row[0] += 1
-        if row[0] > _TURN:
-            await self._yield()
+        await self._take_turn()
         flags = flags_of(flags)
         try:
             return call(flags | DONTWAIT, **kwargs)
@@ -179,9 +181,17 @@ class Socket(SocketMethods):
             self._readiness = known = Readiness(loop, self.fileno())
         return known
 
+    async def _take_turn(self) -> None:
+        """Before a call that may take long: lets other tasks run after many, or after some time."""
+        row = self._immediate_calls
+        row[0] += 1
+        if row[0] > _TURN or time.monotonic() - self._turn_began > _TURN_SECONDS:
+            await self._yield()
+
     async def _yield(self) -> None:
         self._immediate_calls[0] = 0
         await asyncio.sleep(0)
+        self._turn_began = time.monotonic()
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -202,6 +212,7 @@ class Socket(SocketMethods):
         if row[0] > _TURN:
             await self._yield()
         flags = flags_of(flags)
+        row[0] += len(data) >> 16 if type(data) is bytes else 4
         try:
             return self._sync_send(data, flags | DONTWAIT, copy, track)
         except Again:
@@ -351,6 +362,7 @@ class Socket(SocketMethods):
         return await self._send_by(super().send_frames, frames, flags=flags, copy=copy, track=track)
 
     async def _send_by(self, call: Callable[..., T], *args: Any, flags: int, **kwargs: Any) -> T:
+        await self._take_turn()
         flags = flags_of(flags)
         again = functools.partial(call, *args, flags=flags | DONTWAIT, **kwargs)
         try:
@@ -383,7 +395,9 @@ class Socket(SocketMethods):
         a descriptor."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
-        fds = [fd for fd in (getattr(stream, "fd", -1) for stream in self._streams()) if fd >= 0]
+        # By rdma the connection's descriptor is always writable: the pause ends the wait.
+        streams = (stream for stream in self._streams() if not getattr(stream, "by_rdma", False))
+        fds = [fd for fd in (getattr(stream, "fd", -1) for stream in streams) if fd >= 0]
         # Two tasks may wait on one socket, and a loop allows one writer for each descriptor.
         fds = [fd for fd in fds if fd not in self._watched_for_room and watch(loop, fd, ready)]
         self._watched_for_room.update(fds)
@@ -417,18 +431,24 @@ class Socket(SocketMethods):
 
     async def peers_ready(self, n: int = 1, timeout: float | None = 30.0) -> None:
         """Waits until `n` peers are connected, as `Socket.wait_for_peers`, without blocking the loop.
-
-        Args:
-            n: number of peers.
-            timeout: seconds; None waits without limit.
-
-        Raises:
-            Again: fewer peers are connected in time.
-            Closed: the socket is closed.
-        """
+        `timeout` in seconds; None waits without limit."""
         n, timeout = whole(n, "n"), seconds(timeout)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, functools.partial(self.wait_for_peers, n, timeout))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = SOON
+        waiting = LongWait(asyncio.get_running_loop(), self)
+        try:
+            while not self._has_peers(n):
+                left = LATER if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise self._links.no_peer.too_few(n, timeout)
+                await asyncio.sleep(min(pause, left))
+                pause = min(2 * pause, LATER)
+        finally:
+            waiting.close()
+
+    def set_callback(self, callback: Any) -> None:
+        """Raises NotSupported: a task that awaits `recv_multipart` does the same."""
+        raise NotSupported("a callback is for sockets of a plain Context: await recv_multipart() in a task")
 
     def close(self, linger: float | None = None) -> int:
         """Closes the socket, as `Socket.close`. It blocks the event loop for at most `linger` ms."""

@@ -99,6 +99,36 @@ def test_a_payload_counts_once_whether_its_announcement_is_written_or_not(made: 
         assert ends.connecting.queued == ends.connecting.queued_bytes == 0
 
 
+def test_payloads_of_one_message_are_one_message(made: World) -> None:
+    payload, parts = bytes(300_000), 6
+    message = [(0, 0, None, None, payload)] * parts
+    with meet(made, send_high_water=3, send_high_water_bytes=0) as ends:
+        for number in range(1, 4):
+            assert ends.connecting.send(message)
+            assert ends.connecting.queued == number
+        assert not ends.connecting.send(message)
+        got = receive(ends.accepting)
+        assert [frame.bytes for frame in got] == [payload] * parts
+        until(lambda: ends.connecting.flush() or ends.connecting.queued < 3, "room")
+        for _ in range(2):
+            assert len(receive(ends.accepting)) == parts
+        until(ends.connecting.flush, "all to be READ")
+        assert ends.connecting.queued == 0
+
+
+def test_a_sender_without_room_for_this_message_sleeps(made: World) -> None:
+    """The queue has fewer bytes than the limit, and too many for one more."""
+    with meet(made, send_high_water_bytes=2 << 20) as ends:
+        while ends.connecting.send(plain(bytes(600_000))):
+            pass
+        room = ends.connecting.room_fileno()
+        for _ in range(3):
+            assert not ends.connecting.send(plain(bytes(600_000)))
+        assert not select.select([room], [], [], 0.1)[0], "what a sender polls is readable at once"
+        receive(ends.accepting)
+        until(lambda: ends.connecting.send(plain(bytes(600_000))), "room")
+
+
 def test_bytes_in_both_directions_at_once(made: World) -> None:
     """Both sides find no room, and each has to look at what the other one sent."""
     count, data = 300, of(20_000)
@@ -256,8 +286,9 @@ def test_regions_overlap_and_are_counted(made: World) -> None:
 
 
 def test_a_failed_registration_raises_where_it_happened(null: NullProvider, over_null: World) -> None:
+    """For a reason that stays, as of memory that is not mapped."""
     with meet(over_null) as ends:
-        null.fault("register=12")
+        null.fault("register=14")
         with pytest.raises(RegistrationError, match="could not be registered"):
             ends.connecting.send(plain(b"x" * 3_000_000))
         null.fault("clear")
@@ -265,6 +296,21 @@ def test_a_failed_registration_raises_where_it_happened(null: NullProvider, over
         for message in (b"after", b"a" * 3_000_000):
             ends.connecting.send(plain(message))
             assert receive(ends.accepting)[0].bytes == message
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_cannot_be_registered_goes_through_the_ring(
+    null: NullProvider, over_null: World, kept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with meet(over_null) as ends:
+        null.fault("memlock=1000000")
+        for number in range(3):
+            data = bytearray(of((2 << 20) + number))
+            assert ends.connecting.send(plain(data), hold=kept)
+            got = until(lambda: (ends.connecting.flush() and False) or ends.accepting.receive(), "it")
+            assert got[0].bytes == data
+        assert ends.connecting.carrier.refused.total() == 3
+    assert sum("through the ring" in record.message for record in caplog.records) == 1
 
 
 def test_no_memory_for_a_payload_ends_the_connection(null: NullProvider, over_null: World) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import threading
+import time
 
 import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transfer.asyncio import Context, Poller
-from transfer.transports.errors import Again, Broken, Closed
+from transfer.transports.errors import Again, Broken, Closed, NotSupported
 
 TCP = "tcp://127.0.0.1:0"
 #: most coroutines here leave it to the end of their sockets to close them
@@ -124,6 +126,68 @@ def test_a_router_answers_with_dicts_of_tensors_and_the_loop_goes_on(acontext):
         (await server).wait(10)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [("send", b"x"), ("send", bytes(1 << 20)), ("send_multipart", [b"x"]), ("send_tensors", {})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_calls_that_never_wait_leave_the_others_their_turn(acontext, call, value):
+    async def main():
+        with acontext.socket(PUB) as pub:  # nobody subscribes: each call succeeds at once
+            pub.bind(TCP)
+
+            async def publish():
+                while True:
+                    await getattr(pub, call)(value)
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(publish(), 0.2)
+
+    run(main())
+
+
+def test_long_receives_leave_the_others_their_turn(acontext):
+    np = pytest.importorskip("numpy", reason="pip install tensor-transfer[numpy]")
+    calls, turns = 60, 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH, sndhwm_bytes=0)
+        for _ in range(calls):
+            await push.send_tensor(np.zeros(1 << 20, np.uint8), copy=False)
+        other = asyncio.create_task(count())
+        for _ in range(calls):
+            await pull.recv_tensor()
+            time.sleep(0.005)  # noqa: ASYNC251 - as the memory of larger ones takes
+        other.cancel()
+
+    run(main())
+    assert turns > calls // 10
+
+
+def test_waiting_for_peers_takes_no_thread(acontext):
+    async def main():
+        sockets = [acontext.socket(PULL) for _ in range(40)]  # more than the loop's executor has threads
+        before = threading.active_count()
+        waiting = [asyncio.create_task(one.peers_ready(1, 20)) for one in sockets]
+        await asyncio.sleep(0.05)
+        assert threading.active_count() <= before
+        for one in waiting:
+            one.cancel()
+
+    run(main())
+
+
+def test_a_callback_is_for_plain_sockets(acontext):
+    with acontext.socket(PULL) as pull, pytest.raises(NotSupported, match="recv_multipart"):
+        pull.set_callback(print)
 
 
 def test_a_cancelled_receive_loses_nothing(acontext):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transfer import DEALER, POLLIN, REP, REQ, ROUTER, Poller
-from transfer.transports.errors import Again, TensorMismatch, Unroutable, UsageError
+from transfer.transports.errors import Again, NotSupported, TensorMismatch, Unroutable, UsageError
 
 from .helpers import TCP, Thread, eventually, pair_of
 
@@ -204,3 +204,7 @@ def test_dicts_of_tensors_go_by_identity(context):
     with pytest.raises(TensorMismatch):
         router.recv_tensors_from()
     assert router.recv_multipart() == [identity, b"no tensors"]
+    with pytest.raises(NotSupported, match="send_tensors"):
+        dealer.send_tensors_to(identity, sent)
+    with pytest.raises(NotSupported, match="recv_tensors"):
+        dealer.recv_tensors_from(1)

@@ -386,24 +386,22 @@ class Socket(Base):
             Closed: the socket is closed.
         """
         n, timeout = whole(n, "n"), seconds(timeout)
-        links = self._links
+        state, no_peer = self._links.state, self._links.no_peer
         deadline = None if timeout is None else time.monotonic() + timeout
         due = time.monotonic() + self._long_wait / 1000
-        while True:
-            self._check_usable()
+        look = _ACK_CHECK if isinstance(self._pattern, Subscriber) else 0.2
+        while not self._has_peers(n):
             if time.monotonic() >= due:
-                links.no_peer.long_wait()
-            if isinstance(self._pattern, Subscriber):
-                self._readable()  # acknowledgements arrive among the messages
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            look = _ACK_CHECK if isinstance(self._pattern, Subscriber) else 0.2
-            if links.state.changed.wait_for(
-                lambda: links.state.ready >= n, look if left is None else min(look, left)
-            ):
-                return
-            if left is not None and not left:
-                break
-        raise links.no_peer.error(f"{links.state.ready} of {n} peers after {timeout:g} s: ")
+                no_peer.long_wait()
+            left = look if deadline is None else min(look, max(0.0, deadline - time.monotonic()))
+            if not state.changed.wait_for(lambda: state.ready >= n, left) and not left:
+                raise no_peer.too_few(n, timeout)
+
+    def _has_peers(self, n: int) -> bool:
+        self._check_usable()
+        if isinstance(self._pattern, Subscriber):
+            self._readable()  # acknowledgements arrive among the messages
+        return bool(self._links.state.ready >= n)
 
     @property
     def has_peers(self) -> bool:

@@ -19,8 +19,8 @@ from transfer.tensors.receive import (
 )
 from transfer.tensors.target import target_for
 from transfer.transports.arguments import flags_of, octets, wrong
-from transfer.transports.core.wire import MAX_TOPIC
-from transfer.transports.errors import UsageError
+from transfer.transports.core.wire import MAX_TOPIC, SocketType
+from transfer.transports.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:
     from transfer.sockets.tracker import Tracker
@@ -296,7 +296,9 @@ class TensorMethods:
 
         Raises:
             Unroutable: no peer has the identity and `router_mandatory` is set; else the message is dropped.
+            NotSupported: this is no ROUTER.
         """
+        _check_router(self, "send_tensors_to", "send_tensors")
         named = octets(identity, "identity")
         frames: list[OutFrame] = [(0, 0, None, None, named), *frames_of(tensors, meta, None)]
         return self._send_outframes(frames, flags_of(flags), track, copy)
@@ -309,9 +311,15 @@ class TensorMethods:
         Returns:
             (identity, tensors by name, metadata).
 
-        Raises as `recv_tensors`.
+        Raises as `recv_tensors`; NotSupported: this is no ROUTER.
         """
+        _check_router(self, "recv_tensors_from", "recv_tensors")
         return self._receive_valid(receive_bundle_from, self, flags, builder_for(like))
+
+
+def _check_router(socket: Any, call: str, instead: str) -> None:
+    if socket.type is not SocketType.ROUTER:
+        raise NotSupported(f"{call}() is a ROUTER's: a {socket.type.name} has {instead}()")
 
 
 def _topic(topic: bytes | str) -> bytes:

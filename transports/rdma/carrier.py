@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 import weakref
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
     from transfer.transports.rdma.domain import Domain
 
+logger = logging.getLogger("transfer")
+
 Released = Callable[[BaseException | None], None]
 #: announced payloads that the peer has not READ; as ANNOUNCED in ring_requests.pxd
 MOST_OPEN = 1024
 _NUMBERS = (1 << 32) - 1
+#: reasons of a failed registration that another one, later or smaller, need not have
+_SCARCE = frozenset({"memlock", "memory", "keys"})
 
 
 class _Owner:
@@ -128,10 +133,19 @@ class RdmaCarrier:
             self.withdraw(placed)
             if isinstance(error, RegistrationError) and error.errno == errno.EIO:
                 raise Broken(f"the RDMA device {self._domain.device.name} is gone") from error
+            if isinstance(error, RegistrationError) and error.reason in _SCARCE and not _on_device(frames):
+                self._refuse(error)
+                return None
             raise
         if not saved:
             return None
         return placed, released if owner is None else None, saved
+
+    def _refuse(self, error: RegistrationError) -> None:
+        """The ring carries the payload itself: slower, and it needs no registration."""
+        self.refused[error.reason] += 1
+        if self.refused[error.reason] == 1:
+            logger.warning("large payloads are copied through the ring of an rdma connection: %s", error)
 
     def withdraw(self, placed: list[OutFrame]) -> None:
         """The last ones, with `order` since they were placed: they were not queued, and nothing was
@@ -245,6 +259,10 @@ class RdmaCarrier:
             left, self._open = list(self._open), deque()
         for one in left:
             one.end(Broken("this end closed the stream"))
+
+
+def _on_device(frames: Sequence[OutFrame]) -> bool:
+    return any(RegisteredDeviceMemory.of(frame[4]) is not None for frame in frames)
 
 
 def _payload(data: Any) -> tuple[Any, int, bool]:

@@ -48,6 +48,7 @@ class DevicePort:
     link: str  # "Ethernet" or "InfiniBand"
     rate: float  # Gb/s
     gids: tuple[Gid, ...] = ()
+    pkeys: int = 0  # indexes of partitions' keys; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def choose(devices: Sequence[Device], wishes: Wishes) -> DeviceRoute:
         if port.active and (wishes.port is None or port.number == wishes.port)
     ]
     if not found:
-        raise _link_down(", ".join(device.name for device in allowed), wishes.port)
+        raise _link_down(", ".join(device.name for device in allowed), wishes.port, " (MC_IB_PORT)")
     # A list of names is an order; without one the faster link comes first.
     device, port = found[0] if wishes.devices else max(found, key=lambda pair: pair[1].rate)
     gid = choose_gid(port, wishes.gid_index)
@@ -139,7 +140,16 @@ def choose(devices: Sequence[Device], wishes: Wishes) -> DeviceRoute:
             "no_gid",
             f"{device.name} port {port.number} has no GID"
             + ("" if wishes.gid_index is None else f" with the index {wishes.gid_index} (MC_GID_INDEX)"),
-            hint="give its network interface an address",
+            hint=f"unset MC_GID_INDEX, or set one of {', '.join(str(one.index) for one in port.gids)}"
+            if wishes.gid_index is not None and port.gids
+            else "give its network interface an address",
+        )
+    if port.pkeys and wishes.pkey_index >= port.pkeys:
+        raise DeviceError(
+            "no_pkey",
+            f"{device.name} port {port.number} has no partition key with the index {wishes.pkey_index}"
+            f" (MC_PKEY_INDEX), only up to {port.pkeys - 1}",
+            hint="unset MC_PKEY_INDEX; /sys/class/infiniband/*/ports/*/pkeys shows the keys",
         )
     why = "MC_RDMA_DEVICES" if wishes.devices else "the only one" if len(found) == 1 else "the fastest link"
     return DeviceRoute(
@@ -174,9 +184,9 @@ def _readable(gid: str) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def _link_down(device: str, port: int | None) -> DeviceError:
-    which = "no port" if port is None else f"port {port} is not"
-    return DeviceError("link", f"{device}: {which} active", hint="see `rdma link` and `ibv_devinfo`")
+def _link_down(device: str, port: int | None, asked_by: str = "") -> DeviceError:
+    which = "no port is active" if port is None else f"port {port}{asked_by} is not active"
+    return DeviceError("link", f"{device}: {which}", hint="see `rdma link` and `ibv_devinfo`")
 
 
 # --- reading the system ------------------------------------------------------------------------
@@ -208,6 +218,7 @@ def _ports(folder: Path) -> list[DevicePort]:
                 _text(folder / name / "link_layer"),
                 float(rate) if rate.replace(".", "", 1).isdecimal() else 0.0,
                 tuple(_gids(folder / name)),
+                len(_names(folder / name / "pkeys")),
             )
         )
     return ports

@@ -66,6 +66,10 @@ class NoPeer:
         """Returns the error of a call after its timeout, or a description of the missing peer instead."""
         return self.error() if self.has_no_peer or self.lacks_subscriptions else error
 
+    def too_few(self, n: int, timeout: float | None) -> Again:
+        """The error of a wait for peers."""
+        return self.error(f"{self._state.ready} of {n} peers after {timeout:g} s: ")
+
     def error(self, before: str = "") -> Again:
         """Makes the error of a socket without peers: the problem, a hint, and the failure behind it as its
         `__cause__`."""

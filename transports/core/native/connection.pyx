@@ -14,7 +14,7 @@ from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport Flusher
 from transfer.transports.core.native.kernel_writes cimport link_new, link_t, link_unfetched
 from transfer.transports.core.native.pool cimport Pool
-from transfer.transports.core.native.ring cimport ring_left_unfetched, ring_unread
+from transfer.transports.core.native.ring cimport ring_unread, ring_unread_messages
 from transfer.transports.core.native.ring_channel cimport RingChannel
 from transfer.transports.core.native.system cimport (
     FIONREAD, ioctl, pthread_mutex_lock, pthread_mutex_trylock,
@@ -104,7 +104,7 @@ cdef class Connection:
     def queued(self):
         cdef int64_t count = load_signed(&self.link.queued) + load_signed(&self.link.sealed)
         if link_unfetched(self.link):
-            count += <int64_t> ring_left_unfetched(self.link.ring)
+            count += <int64_t> ring_unread_messages(self.link.ring)
         return count
 
     @property

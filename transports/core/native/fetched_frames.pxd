@@ -17,6 +17,7 @@ cdef packed struct announcement_t:
 cdef class Fetch:
     cdef fetch_t state
     cdef uint32_t number
+    cdef uint64_t noticed           # bytes of it that counted as a sign of life
     cdef object memory
 
     cdef bint complete(self) noexcept

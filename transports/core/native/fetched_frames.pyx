@@ -94,10 +94,9 @@ cdef class Fetched(Large):
         cdef Fetch fetch = self.fetching
         cdef int answer = 1
         cdef int error = 0
-        cdef uint64_t done = 0
         while not fetch.complete():
-            if acquire(<uint64_t*> &fetch.state.done) != done:
-                done = acquire(<uint64_t*> &fetch.state.done)
+            if acquire(<uint64_t*> &fetch.state.done) != fetch.noticed:
+                fetch.noticed = acquire(<uint64_t*> &fetch.state.done)
                 store_signed(&self.link.last_received, now_ns())  # as bytes that arrive: it is alive
             if answer < 0 and error == EAGAIN:
                 return 0

@@ -80,6 +80,7 @@ cdef struct link_t:
     segment_t* head
     segment_t* tail
     uint64_t appended         # segments, ever
+    uint64_t fetched_when_full      # payloads that the peer had READ when a message found no room
     segment_t* finished       # written segments with Python objects, for the next GIL holder
     int next_inside           # the next frame appended continues a message
     int64_t queued
@@ -148,6 +149,7 @@ cdef void link_free(link_t* link) noexcept nogil
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
 cdef int64_t link_unfetched(link_t* link) noexcept nogil
+cdef void link_notice_fetched(link_t* link) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil

@@ -20,7 +20,7 @@ from transfer.transports.core.native.atomic cimport (
 from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, iovec, msghdr, pollfd, sched_yield, sendmsg,
 )
-from transfer.transports.core.native.ring cimport ring_left_unfetched, ring_look, ring_pause, ring_write
+from transfer.transports.core.native.ring cimport ring_look, ring_pause, ring_unread_messages, ring_write
 from transfer.transports.core.native.ring_requests cimport ring_free, ring_room_fd
 from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
 from transfer.transports.core.native.system cimport (
@@ -135,7 +135,7 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     cdef int64_t queued = load_signed(&link.queued) + load_signed(&link.sealed)
     cdef int64_t bytes_queued = load_signed(&link.queued_payload) + <int64_t>payload
     if link_unfetched(link):
-        queued += <int64_t> ring_left_unfetched(link.ring)
+        queued += <int64_t> ring_unread_messages(link.ring)
         bytes_queued += load(&link.ring.unfetched_bytes)
     return ((high_water and queued >= high_water)
             or (high_water_bytes and queued and bytes_queued > high_water_bytes))
@@ -148,6 +148,7 @@ cdef int64_t link_unfetched(link_t* link) noexcept nogil:
 
 cdef int link_room(link_t* link, size_t payload) noexcept nogil:
     """OK if the high-water marks allow one more message of this size, else FULL or BROKEN."""
+    cdef int error
     if not link_is_full(link, payload):
         return OK
     # Gathered messages are not a backlog: write them first.
@@ -155,7 +156,17 @@ cdef int link_room(link_t* link, size_t payload) noexcept nogil:
         return FULL
     if link_write(link) == BROKEN:
         return BROKEN
-    return FULL if link_is_full(link, payload) else OK
+    if link_is_full(link, payload) and link_unfetched(link):
+        # Its room may lack for this message only: what a sleeper polls is silent now until there is news.
+        error = ring_look(link.ring, True)
+        link_notice_fetched(link)
+        if error:
+            return link_broken(link, error)
+    if not link_is_full(link, payload):
+        return OK
+    if link.ring != NULL:
+        link.fetched_when_full = load(&link.ring.peer_fetched)
+    return FULL
 
 
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil:
@@ -238,7 +249,7 @@ cdef int link_write(link_t* link) noexcept nogil:
         error = ring_look(link.ring, False)
         if error == 0 and link_is_full(link, 0):
             error = ring_look(link.ring, True)
-        link_notice_room(link)
+        link_notice_fetched(link)
         if error:
             return link_broken(link, error)
     while link.queued_bytes > 0:
@@ -357,6 +368,13 @@ cdef void link_notice_room(link_t* link) noexcept nogil:
     if link.notify_fd >= 0 and not link_is_full(link, 0):
         write(link.notify_fd, &one, 8)
         link.notify_fd = -1
+
+
+cdef void link_notice_fetched(link_t* link) noexcept nogil:
+    """The same, if the peer has READ payloads since a message found no room: any thread may be the one that
+    sees it."""
+    if load(&link.ring.peer_fetched) != link.fetched_when_full:
+        link_notice_room(link)
 
 
 cdef void drop_written(link_t* link, size_t written) noexcept nogil:

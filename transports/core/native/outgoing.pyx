@@ -18,7 +18,7 @@ from transfer.transports.core.native.flusher cimport release_segments
 from transfer.transports.core.native.sizes cimport LARGE, VERY_LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, BY_REFERENCE, FULL, NO_MEMORY, OK, REFERENCE_SIZE, link_give_up_begun, link_is_full,
-    link_notice_room, link_write, load_segment, segment_t, store_segment,
+    link_notice_fetched, link_notice_room, link_room, link_write, load_segment, segment_t, store_segment,
 )
 from transfer.transports.core.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_count,
@@ -215,15 +215,19 @@ cdef class Outgoing(Connection):
         """As `offer`, with large payloads in the carrier; -1: the connection has to take them itself."""
         cdef Py_ssize_t saved
         cdef size_t size = 0
+        cdef int answer
         if self.link.ring != NULL:  # the payload lies in memory of this process until it is READ
             self.notice_fetched()
             for frame in frames:
                 size += payload_size(frame[4])
         if link_is_full(self.link, size):
             self.write_out(True)
-            if load_int(&self.link.error):
+            self.take_mutex()
+            answer = link_room(self.link, size)
+            pthread_mutex_unlock(&self.link.mutex)
+            if answer == BROKEN or load_int(&self.link.error):
                 self.raise_broken()
-            if link_is_full(self.link, size):
+            if answer == FULL:
                 return FULL
         if self.link.ring != NULL:
             with self.carrier.order:  # announcements are numbered
@@ -270,13 +274,13 @@ cdef class Outgoing(Connection):
         self.take_mutex()
         begin = self.link.written + <uint64_t>self.link.queued_bytes
         pthread_mutex_unlock(&self.link.mutex)
-        for frame in placed:
-            if frame[0] & BY_REFERENCE:
-                memcpy(&size, PyBytes_AS_STRING(frame[4]) + REFERENCE_SIZE - 8, 8)
-                if not ring_announce(self.link.ring, size, begin):
-                    self.recall(count)
-                    raise InternalError("more payloads are announced than a connection may have")
-                count += 1
+        announced = [frame[4] for frame in placed if frame[0] & BY_REFERENCE]
+        for reference in announced:
+            memcpy(&size, PyBytes_AS_STRING(reference) + REFERENCE_SIZE - 8, 8)
+            if not ring_announce(self.link.ring, size, begin, count + 1 == len(announced)):
+                self.recall(count)
+                raise InternalError("more payloads are announced than a connection may have")
+            count += 1
         return count
 
     cdef int recall(self, int announced) except -1:
@@ -356,6 +360,8 @@ cdef class Outgoing(Connection):
         if self.link.flusher.generation == native_link.fork_generation:
             self.take_mutex()
             self.link.notify_fd = fd
+            if self.link.ring != NULL:
+                link_notice_fetched(self.link)
             pthread_mutex_unlock(&self.link.mutex)
         return 0
 

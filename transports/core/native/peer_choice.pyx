@@ -348,6 +348,7 @@ cdef class Sending:
                 link_arm(link)
             pthread_mutex_unlock(&link.mutex)
             link.blocked_ns += now_ns() - begin
+            self.blocked_ns += now_ns() - begin
             if load_segment(&link.finished) != NULL:
                 stream.reap()
             if not hold and answer == OK:
@@ -422,6 +423,8 @@ cdef class Sending:
                 # One that only gathers has room already.
                 link_watch_room(stream.link, &watched[count])
                 count += 1
+                if stream.link.ring != NULL:    # the reactor may take what would make that readable
+                    stream.notify_room(self.send_event)
             elif type(candidate) is Stream:
                 # More than one poll takes: the flusher drains these and notifies.
                 (<Stream>candidate).notify_room(self.send_event)

@@ -14,10 +14,10 @@ cdef bint ring_flushed(ring_t* ring) noexcept nogil
 cdef void ring_arm(ring_t* ring) noexcept nogil
 cdef size_t ring_unread(ring_t* ring) noexcept nogil
 cdef bint ring_has_news(ring_t* ring) noexcept nogil
-cdef bint ring_announce(ring_t* ring, size_t size, uint64_t begin) noexcept nogil
+cdef bint ring_announce(ring_t* ring, size_t size, uint64_t begin, bint ends) noexcept nogil
 cdef void ring_recall(ring_t* ring) noexcept nogil
 cdef void ring_pause(ring_t* ring) noexcept nogil
 cdef bint ring_is_destroyed(ring_t* ring) noexcept nogil
 cdef int ring_look(ring_t* ring, bint sleeps) noexcept nogil
-cdef uint64_t ring_left_unfetched(ring_t* ring) noexcept nogil
+cdef uint64_t ring_unread_messages(ring_t* ring) noexcept nogil
 cdef uint64_t ring_peer_fetched(ring_t* ring) noexcept nogil

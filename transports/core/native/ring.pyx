@@ -347,15 +347,16 @@ cdef void ring_fetch(ring_t* ring, fetch_t* fetch) noexcept nogil:
     pthread_mutex_unlock(&ring.mutex)
 
 
-cdef bint ring_announce(ring_t* ring, size_t size, uint64_t begin) noexcept nogil:
-    """Counts a payload that is announced next, behind at least `begin` bytes of the connection. False: too
-    many are not READ."""
+cdef bint ring_announce(ring_t* ring, size_t size, uint64_t begin, bint ends) noexcept nogil:
+    """Counts a payload that is announced next, behind at least `begin` bytes of the connection. ends: its
+    message has no further one. False: too many are not READ."""
     cdef bint few
     pthread_mutex_lock(&ring.mutex)
     few = ring.announced - ring.peer_fetched < ANNOUNCED
     if few:
         ring.sizes[ring.announced % ANNOUNCED] = size
         ring.begins[ring.announced % ANNOUNCED] = begin
+        ring.ends[ring.announced % ANNOUNCED] = ends
         add(&ring.announced, 1)
         add(&ring.unfetched_bytes, size)
     pthread_mutex_unlock(&ring.mutex)
@@ -367,18 +368,20 @@ cdef void ring_recall(ring_t* ring) noexcept nogil:
     pthread_mutex_lock(&ring.mutex)
     add(&ring.announced, -1)
     add(&ring.unfetched_bytes, -ring.sizes[ring.announced % ANNOUNCED])
+    if ring.left > ring.announced:
+        ring.left = ring.announced
+        ring.left_messages -= ring.ends[ring.announced % ANNOUNCED]
     pthread_mutex_unlock(&ring.mutex)
 
 
-cdef uint64_t ring_left_unfetched(ring_t* ring) noexcept nogil:
-    """Payloads that the peer can know of, and has not READ: their announcements are written."""
+cdef uint64_t ring_unread_messages(ring_t* ring) noexcept nogil:
+    """Messages of which the peer can know, and has payloads to READ: their announcements are written."""
     cdef uint64_t count
     pthread_mutex_lock(&ring.mutex)
-    if ring.left < ring.peer_fetched:
-        ring.left = ring.peer_fetched
     while ring.left < ring.announced and ring.begins[ring.left % ANNOUNCED] < ring.written:
+        ring.left_messages += ring.ends[ring.left % ANNOUNCED]
         ring.left += 1
-    count = ring.left - ring.peer_fetched
+    count = ring.left_messages - ring.fetched_messages
     pthread_mutex_unlock(&ring.mutex)
     return count
 

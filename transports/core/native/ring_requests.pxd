@@ -94,9 +94,12 @@ cdef struct ring_t:
     uint64_t announced              # payloads that this side has announced, and which the peer has READ
     uint64_t peer_fetched
     uint64_t unfetched_bytes        # of those in between
-    uint64_t left                   # payloads whose announcement `ring_left_unfetched` has seen written
+    uint64_t left                   # payloads whose announcement was seen written
+    uint64_t left_messages          # that end with one of those, and that end with one of those READ
+    uint64_t fetched_messages
     size_t sizes[ANNOUNCED]
     uint64_t begins[ANNOUNCED]      # bytes that are written before its announcement, or fewer
+    char ends[ANNOUNCED]            # a message ends with it: 1
     fetch_t* fetch_head
     fetch_t* fetch_tail
     fetch_t* fetch_unposted             # the first one that is not entirely posted

@@ -369,6 +369,10 @@ cdef int take_fetched(ring_t* ring, uint64_t fetched) noexcept nogil:
         if ring.begins[place] >= ring.written:
             return broken(ring, EPROTO)
         add(&ring.unfetched_bytes, -ring.sizes[place])
+        if ring.left == ring.peer_fetched:
+            ring.left += 1
+            ring.left_messages += ring.ends[place]
+        ring.fetched_messages += ring.ends[place]
         add(&ring.peer_fetched, 1)
     return 0
 
