@@ -279,7 +279,7 @@ class OutOfDescriptors(InternalError):
 
 class DeviceError(InternalError):
     """A device for RDMA cannot be used. `reason` is a short constant word: no_device, permission,
-    memlock, device_full, no_core, library, version, link, no_gid, device."""
+    memlock, device_full, no_core, library, version, link, no_gid, no_pkey, device."""
 
     errno = _errno.ENODEV
 

@@ -15,7 +15,7 @@ from tests.chart.rendering import CHART, ROOT, Values, render
 from transfer.transports.core import native
 from transfer.transports.errors import DeviceError
 from transfer.transports.rdma import device_selection, failures, probe
-from transfer.transports.rdma.device_selection import Device, DevicePort, Wishes
+from transfer.transports.rdma.device_selection import Device, DevicePort, Gid, Wishes
 from transfer.transports.rdma.libibverbs_driver import LibibverbsDriver
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
@@ -51,6 +51,7 @@ def _port(**changes: object) -> DevicePort:
         ((Device("mlx5_0", (_port(),)),), Wishes(devices=("mlx5_9",)), "no_device"),
         ((Device("mlx5_0", (_port(active=False),)),), Wishes(), "link"),
         ((Device("mlx5_0", (_port(),)),), Wishes(), "no_gid"),
+        ((Device("mlx5_0", (_port(gids=(Gid(0, "::1"),), pkeys=2),)),), Wishes(pkey_index=7), "no_pkey"),
     ],
 )
 def test_why_a_device_cannot_be_used(devices: tuple[Device, ...], wishes: Wishes, word: str) -> None:
