@@ -1,7 +1,8 @@
 """The messaging patterns of ZeroMQ as pure state: which peer gets a message, and which call is legal now.
 
 No sockets, threads or clocks: peers are opaque, and frames are only read. `transfer.sockets.socket` drives
-these classes; the compiled core handles the common case by the same rules.
+these classes. For a plain message the compiled core chooses the peer by the same rules:
+`transports/core/native/peer_choice.pyx`.
 
 base           base of all patterns: a small class over opaque peers
 pair           exactly one peer at a time, both ways

@@ -212,7 +212,7 @@ class Socket(SocketMethods):
         if row[0] > _TURN:
             await self._yield()
         flags = flags_of(flags)
-        row[0] += len(data) >> 16 if type(data) is bytes else 4
+        row[0] += len(data) >> 16 if type(data) is bytes else 4  # others: a guess
         try:
             return self._sync_send(data, flags | DONTWAIT, copy, track)
         except Again:

@@ -4,7 +4,8 @@ Variables:
     TRANSFER_PROTOCOL: `auto`, `tcp`, `rdma`, `ucx`: the transport to ask for; takes precedence over the
         next
     MC_RPC_PROTOCOL: the same, read by Mooncake's processes too
-    MC_RPC_POLICY: `auto`, `prefer`, `require`: what to do when that transport is not available
+    MC_RPC_POLICY: `auto`, `prefer`, `require`: what to do when that transport is not available; `auto` is
+        `prefer` where a transport is named
     TRANSFER_LOCAL: `on`, `off`: whether peers on one host may use shared memory; `off` on either side
         prevents it
     MC_RDMA_DEVICES: names, with commas: devices in order of preference; by default the fastest active port
@@ -134,7 +135,15 @@ def load(
     names = (ARGUMENT_PROTOCOL, "TRANSFER_PROTOCOL", "MC_RPC_PROTOCOL")
     wished, wished_by = _choice(environ, names, (*PROTOCOLS, *probe.plugin_names()))
     strict, strict_by = _choice(environ, (ARGUMENT_POLICY, "MC_RPC_POLICY"), POLICIES)
+    if strict == "auto" and wished != "auto":
+        strict = "prefer"  # what to name a transport means
     return TransportConfig(wished, wished_by, strict, strict_by)
+
+
+def settings_in(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """The variables of a device that are set and that an error's text names: their values are the reason."""
+    environ = os.environ if environ is None else environ
+    return [name for name in (*RDMA_VARIABLES, "TRANSFER_LIBIBVERBS") if environ.get(name) and name in text]
 
 
 def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, Any] | None = None) -> Security:

@@ -80,7 +80,11 @@ def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
         found = {name: seen if name == LOCAL else probe.UNENCRYPTED for name, seen in found.items()}
     better = [name for name, seen in found.items() if seen.usable and seen.better]
     others = [name for name, seen in found.items() if seen.usable and not seen.better]
-    lacking = {name: f"{seen.word}: {seen.reason}" for name, seen in found.items() if not seen.usable}
+    lacking = {
+        name: f"{seen.word}: {seen.reason}{seen.hint and '; '}{seen.hint}"
+        for name, seen in found.items()
+        if not seen.usable
+    }
     return Offer((*better, BASE, *others), config.protocol, config.policy, config.protocol_source, lacking)
 
 

@@ -32,8 +32,8 @@ from transfer.broker.core.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
 from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile
-from transfer.broker.storage.dead_letter_maker import finish_dead_lettered
 from transfer.broker.storage.dead_letter_table import SCHEMA, STORE, DeadLetters
+from transfer.broker.storage.dead_letter_writer import finish_dead_lettered
 from transfer.broker.storage.folder_check import check
 from transfer.log import Log
 from transfer.tensors.build import NUMPY, recipe_for

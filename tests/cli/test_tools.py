@@ -15,6 +15,7 @@ import pytest
 import transfer
 from transfer import cli, doctor, units
 from transfer.doctor import machine, transports as ways
+from transfer.transports.probe import Probe
 from transfer.units import show_size
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +126,25 @@ def test_doctor_tells_who_chose_the_protocol(monkeypatch):
     printed = _protocol(monkeypatch, MC_RPC_PROTOCOL="rdma", MC_RPC_POLICY="require")["policy"]
     assert printed.status == "fail"
     assert _protocol(monkeypatch, MC_RPC_PROTOCOL="carrier-pigeon")["protocol"].status == "fail"
+
+
+def test_doctor_shows_the_policy_that_holds(monkeypatch):
+    assert _protocol(monkeypatch)["policy"].detail.startswith("auto")
+    assert _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp")["policy"].detail.startswith("prefer")
+
+
+def test_doctor_names_a_wrong_variable_once(monkeypatch):
+    monkeypatch.setenv("MC_GID_INDEX", "nine")
+    (failed,) = (check for check in doctor.examine() if check.status == "fail")
+    assert "MC_GID_INDEX" in failed.detail
+    assert "0 to 255" in failed.detail + failed.hint
+
+
+def test_doctor_fails_for_a_setting_without_effect(monkeypatch):
+    found = Probe(False, "mlx5_0 port 1 has no GID with the index 9 (MC_GID_INDEX)", "no_gid")
+    assert ways._status(found) == "warn"
+    monkeypatch.setenv("MC_GID_INDEX", "9")
+    assert ways._status(found) == "fail"
 
 
 def test_doctor_fails_when_a_transport_does(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 
@@ -109,3 +110,24 @@ def test_connections_come_and_go_beside_others(made: World) -> None:
         there.close()
         near.send(plain(b"%d" % round_))
         assert receive(far)[0].bytes == b"%d" % round_
+
+
+def test_a_payload_of_which_nothing_more_comes_is_stalled(null: NullProvider) -> None:
+    """The completion of its second chunk is lost."""
+    with (
+        transfer.Context(protocol="rdma", policy="require") as context,
+        context.socket(transfer.PUSH, linger=0, heartbeat_ivl=100) as push,
+        context.socket(transfer.PULL, rcvtimeo=50, frame_timeout=1000) as pull,
+    ):
+        pull.bind("tcp://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
+        push.wait_for_peers(1, 10)
+        null.fault("lose:read", 1, -1)
+        push.send(bytes(3 << 20))
+
+        def stalled() -> bool:
+            with suppress(transfer.Again):
+                pull.recv()
+            return "protocol:stalled" in pull._links.state.counts
+
+        assert eventually(stalled)

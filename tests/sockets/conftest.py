@@ -42,6 +42,13 @@ def context(core):
     made.destroy(0)
 
 
+@pytest.fixture
+def by_tcp(core):
+    """For what waits in the kernel's buffers: over shared memory large payloads pass beside them."""
+    with KeepingContext(core=core, protocol="tcp") as made:
+        yield made
+
+
 @pytest.fixture(params=["tcp", "ipc", "inproc"])
 def endpoint(request, tmp_path):
     """An endpoint to bind, of each transport."""

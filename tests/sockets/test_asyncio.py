@@ -135,7 +135,7 @@ def test_a_router_answers_with_dicts_of_tensors_and_the_loop_goes_on(acontext):
 )
 def test_calls_that_never_wait_leave_the_others_their_turn(acontext, call, value):
     async def main():
-        with acontext.socket(PUB) as pub:  # nobody subscribes: each call succeeds at once
+        with acontext.socket(PUB) as pub:  # without subscribers each call succeeds at once
             pub.bind(TCP)
 
             async def publish():

@@ -14,7 +14,6 @@ from transfer.sockets.tracker import Tracker
 from transfer.transports.core.wire import CREDIT, Control, SocketType
 from transfer.transports.errors import Again, Broken, NotSupported
 
-from .conftest import KeepingContext
 from .helpers import Thread, eventually, pair_of
 
 
@@ -28,13 +27,6 @@ def test_done_and_confirmed(context, endpoint):
     pull.recv()
     tracker.wait_confirmed(10)
     assert tracker.confirmed
-
-
-@pytest.fixture
-def by_tcp(core):
-    """For what waits in the kernel's buffers: over shared memory large payloads pass beside them."""
-    with KeepingContext(core=core, protocol="tcp") as made:
-        yield made
 
 
 def test_memory_in_flight_is_held(by_tcp):

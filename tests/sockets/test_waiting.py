@@ -55,6 +55,22 @@ def test_poll_waits_for_room(context):
     reader.finish()
 
 
+def test_a_refused_message_is_polled_for_by_its_size(by_tcp):
+    """There is room for small ones: a program that polls and sends would spin."""
+    pull, push = pair_of(
+        by_tcp, PULL, PUSH, sndhwm=0, sndhwm_bytes=1 << 20, sndbuf=4096, rcvbuf=4096, bound_options={}
+    )
+    large = bytes(700_000)
+    with pytest.raises(Again):
+        while True:
+            push.send(large, transfer.DONTWAIT)
+    assert push.poll(20, POLLOUT) == 0
+    reader = Thread(lambda: pull.recv())
+    assert push.poll(10_000, POLLOUT) == POLLOUT
+    push.send(large, transfer.DONTWAIT)
+    reader.finish()
+
+
 def test_a_poller_watches_sockets_and_descriptors(context):
     one, other = pair_of(context, PULL, PUSH)
     left, right = sockets.socketpair()

@@ -49,6 +49,15 @@ def test_why_a_wish_is_not_met():
     assert choose(Offer(("tcp",)), Offer(ALL, "ucx")).word == "missing"
 
 
+def test_why_neither_side_has_it():
+    here, there = {"rdma": "no_gid: no GID 9"}, {"rdma": "unnamed: not named"}
+    choice = choose(Offer(("tcp",), "rdma", lacking=here), Offer(("tcp",), lacking=there))
+    assert "neither side has it (this side: no GID 9; the peer: not named)" in choice.reason
+    assert choice.word == "no_gid"
+    choice = choose(Offer(("tcp",), "rdma", lacking=here), Offer(("tcp",), lacking=here))
+    assert "neither side has it (no GID 9)" in choice.reason
+
+
 def test_naming_means_prefer():
     choice = choose(Offer(ALL, "rdma"), Offer(("tcp",)))
     assert (choice.transport, choice.fallback) == ("tcp", True)

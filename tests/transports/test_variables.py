@@ -31,6 +31,9 @@ class Recorded(dict):
         return super().get(name, default)
 
 
+FIRST_ARGUMENTS = {"ucx_options": [{}], "broker_environment": [OTHER_NAMES], "settings_in": [""]}
+
+
 def test_the_list_is_what_the_readers_read():
     asked = Recorded()
     read = dict(asked)
@@ -39,8 +42,7 @@ def test_the_list_is_what_the_readers_read():
             if not name.startswith("_") and reader.__module__ == module.__name__:
                 if "environ" not in inspect.signature(reader).parameters:
                     continue
-                arguments = {"ucx_options": [{}], "broker_environment": [OTHER_NAMES]}.get(name, [])
-                reader(*arguments, environ=asked)
+                reader(*FIRST_ARGUMENTS.get(name, ()), environ=asked)
     assert not read
     ours = {name.removeprefix("TRANSFER_") for name in asked.asked if name.startswith("TRANSFER_")}
     # The command line reads the first, `broker_environment` looks for the second among all.

@@ -39,8 +39,8 @@ from transfer.broker.storage.audit_writer import AuditWriter
 from transfer.broker.storage.catalog_file import read_file
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.database_thread import DatabaseThread
-from transfer.broker.storage.dead_letter_maker import DeadLetterMaker
 from transfer.broker.storage.dead_letter_table import DeadLetters
+from transfer.broker.storage.dead_letter_writer import DeadLetterWriter
 from transfer.broker.storage.folder_parts import (
     AUDIT,
     LOG,
@@ -242,7 +242,7 @@ class Broker:
         self._owned.callback(thread.close)  # it ends before the database that it writes to
         store = Store(log, settings.durable, most=settings.max_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.max_attempts, initial=settings.first_delay)
-        dead_letters = DeadLetterMaker(thread, self.letters, log)
+        dead_letters = DeadLetterWriter(thread, self.letters, log)
         self.hub = Hub(
             loop,
             store,

@@ -34,6 +34,11 @@ _JUDGED = frozenset({"gid_index", "mtu", "peermem"})
 
 def self_tests() -> Iterator[Check]:
     """Sends a message through each transport that needs no hardware, and through each usable one."""
+    try:
+        config.load()
+    except TransferError:
+        yield Check("transports", "tests", "off", "not run: a variable is wrong", "see protocol below")
+        return
     yield _self_test("tcp", "tcp://127.0.0.1:0", "tcp")
     with tempfile.TemporaryDirectory(prefix="transfer-doctor-") as folder:
         yield _self_test("ipc", f"ipc://{folder}/socket", "ipc")
@@ -43,8 +48,14 @@ def self_tests() -> Iterator[Check]:
         if found.usable:
             yield _explained(_local_test() if name == LOCAL else _test_in_process(name), found)
         else:
-            status = "off" if found.word in _ABSENT else "warn"
-            yield Check("transports", name, status, found.reason, found.hint)
+            yield Check("transports", name, _status(found), found.reason, found.hint)
+
+
+def _status(found: Probe) -> str:
+    """The status of a transport that cannot be used: what a user set has to have an effect."""
+    if config.settings_in(found.reason):
+        return "fail"
+    return "off" if found.word in _ABSENT else "warn"
 
 
 def _local_test() -> Check:
@@ -100,7 +111,8 @@ def _self_test(name: str, endpoint: str, wanted: str) -> Check:
             same = pull.recv() == sent
             (peer,) = push.peers()
     except (TransferError, OSError) as error:
-        return Check("transports", name, "fail", f"{type(error).__name__}: {error}", _hint(name))
+        what = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        return Check("transports", name, "fail", what, getattr(error, "hint", "") or _hint(name))
     if not same:
         return Check("transports", name, "fail", "a message arrived changed", _hint(name))
     if peer.transport != wanted:
@@ -189,16 +201,15 @@ def protocol() -> Iterator[Check]:
     try:
         chosen = config.load()
     except TransferError as error:
-        yield Check("protocol", "protocol", "fail", str(error))
+        yield Check("protocol", "protocol", "fail", str(error).split("\n", 1)[0], error.hint)
         return
     found = probe(chosen.protocol) if chosen.protocol in names() else Probe(True)
-    yield Check(
-        "protocol",
-        "protocol",
-        "ok" if found.usable else "warn",
-        f"{chosen.protocol} ({_source(chosen.protocol_source)})",
-        "" if found.usable else f"falls back to another transport: {found.reason}",
-    )
+    shown = f"{chosen.protocol} ({_source(chosen.protocol_source)})"
+    if found.usable:
+        yield Check("protocol", "protocol", "ok", shown)
+    else:
+        shown += f", which this process does not have: {found.reason}"
+        yield Check("protocol", "protocol", "warn", shown, found.hint)
     required = chosen.policy == "require" and not found.usable
     yield Check(
         "protocol",

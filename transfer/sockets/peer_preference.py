@@ -1,4 +1,4 @@
-"""Chooses which peer is offered a message first, for a PUSH, DEALER or REQ that does not take turns."""
+"""Chooses the peer that gets a message first, for a PUSH, DEALER or REQ with `balance`, not by turns."""
 
 from __future__ import annotations
 

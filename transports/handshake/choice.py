@@ -99,11 +99,9 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
     if wish in both:
         unused = tuple(name for name in both[: both.index(wish)] if name in better)
         return Choice(wish, f"{wish} was requested by {whose}", unused)
-    reason = f"{wish} was requested by {whose}, and {_lacking(wish, local, remote)} it"
+    reason = f"{wish} was requested by {whose}, and {_lacking(wish, local, remote)}"
     lacks = local if wish not in local.transports else remote
-    word, _, why = lacks.lacking.get(wish, "").partition(": ")
-    if why:
-        reason += f" ({why})"
+    word = lacks.lacking.get(wish, "").partition(": ")[0]
     if strict >= POLICIES.index("require"):
         raise HandshakeError("policy", reason, hint=HINT)
     return Choice(better[0] if better else base, reason, fallback=True, wanted=wish, word=word or "missing")
@@ -115,9 +113,18 @@ def strictness(local: Offer, remote: Offer) -> int:
 
 
 def _lacking(wish: str, local: Offer, remote: Offer) -> str:
-    if wish in local.transports:
-        return "the peer does not have"
-    return "this side does not have" if wish in remote.transports else "neither side has"
+    """Which side lacks the transport, and why. For the peer the sides' names are swapped."""
+    why = {
+        side: offer.lacking.get(wish, "").partition(": ")[2]
+        for side, offer in (("this side", local), ("the peer", remote))
+        if wish not in offer.transports
+    }
+    who = "neither side has it" if len(why) > 1 else f"{next(iter(why))} does not have it"
+    if len(set(why.values())) == 1:
+        reasons = next(iter(why.values()))
+    else:
+        reasons = "; ".join(f"{side}: {reason}" for side, reason in why.items() if reason)
+    return f"{who} ({reasons})" if reasons else who
 
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:

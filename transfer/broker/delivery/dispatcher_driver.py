@@ -37,7 +37,7 @@ from transfer.broker.core.message import Front, Message, Written
 from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
 from transfer.broker.delivery.dispatcher_journal import DispatcherJournal
-from transfer.broker.storage.dead_letter_maker import (
+from transfer.broker.storage.dead_letter_writer import (
     finish_dead_lettered,
     keep_letter,
     large_of,

@@ -8,12 +8,12 @@ blob_writer             writes payloads that arrive in pieces into the log, on t
 catalog_file            the catalog file: static routes as an operator writes them, in TOML or JSON
 database                one SQLite file for the broker's state outside the log
 database_thread         the thread that writes the broker's database and audit
-dead_letter             dead letters and filters for them
-dead_letter_maker       makes the dead letter of a message, which `dead_letter_table` writes
+dead_letter             what a dead letter holds, and filters for them
 dead_letter_operations  operators' calls on dead letters: browse, replay, quarantine, purge
 dead_letter_payloads    files for payloads of dead letters that are too large for the database
 dead_letter_requests    the rules for operators' requests on dead letters, and their results
-dead_letter_table       writes dead letters into the database, and reads them
+dead_letter_table       the database's table of dead letters
+dead_letter_writer      writes the dead letter of a message, on the database thread
 durability              acknowledges durable messages once they are on the disk
 folder_check            verifies a broker's folder while no broker runs there
 folder_parts            the parts of a broker's folder

@@ -1,4 +1,4 @@
-"""Writes dead letters into the database, and reads them.
+"""The table of dead letters in the database.
 
 They are messages that could not be delivered, until an operator replays or purges them.
 

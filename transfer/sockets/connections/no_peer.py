@@ -23,7 +23,7 @@ logger = logging.getLogger("transfer")
 
 #: reasons of handshakes that fail again until one of the programs changes: those that the listening side logs
 #: (its peer may not show them), and those that the connecting side logs
-_OF_ACCEPTED = frozenset({"magic", "socket_type"})
+_OF_ACCEPTED = frozenset({"magic", "socket_type", "policy"})
 _LASTING = (
     _OF_ACCEPTED
     | PLACE_TAKEN

@@ -80,7 +80,7 @@ cdef struct link_t:
     segment_t* head
     segment_t* tail
     uint64_t appended         # segments, ever
-    uint64_t fetched_when_full      # payloads that the peer had READ when a message found no room
+    uint64_t fetched_when_full  # payloads that the peer had READ when a message found no room
     segment_t* finished       # written segments with Python objects, for the next GIL holder
     int next_inside           # the next frame appended continues a message
     int64_t queued

@@ -134,11 +134,14 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
     cdef int64_t queued = load_signed(&link.queued) + load_signed(&link.sealed)
     cdef int64_t bytes_queued = load_signed(&link.queued_payload) + <int64_t>payload
-    if link_unfetched(link):
-        queued += <int64_t> ring_unread_messages(link.ring)
+    cdef int64_t unfetched = link_unfetched(link)
+    if unfetched:
         bytes_queued += load(&link.ring.unfetched_bytes)
-    return ((high_water and queued >= high_water)
-            or (high_water_bytes and queued and bytes_queued > high_water_bytes))
+    if high_water and queued + unfetched >= high_water:
+        # A message may have many payloads: they are counted, under a mutex, only if that decides.
+        if not unfetched or queued + <int64_t> ring_unread_messages(link.ring) >= high_water:
+            return True
+    return high_water_bytes and queued + unfetched and bytes_queued > high_water_bytes
 
 
 cdef int64_t link_unfetched(link_t* link) noexcept nogil:

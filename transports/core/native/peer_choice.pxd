@@ -26,6 +26,7 @@ cdef class Sending:
     cdef list outs                  # native streams, in turn; then the foreign ones
     cdef list foreign_outs
     cdef Py_ssize_t next_out
+    cdef size_t refused_size        # payload bytes of the message that no peer had room for
     # descriptors: both events wake waiters, the first lies in the epoll set
     cdef int epoll_fd
     cdef int receive_event
@@ -51,7 +52,7 @@ cdef class Sending:
     cdef object fan_out(self, frames, topic, bint hold, released)
     cdef bytes first_bytes(self, data, list streams)
     cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1
-    cdef bint has_room(self, only) except -1
+    cdef bint has_room(self) except -1
     cdef bint wait_for_room(self, only, int64_t deadline) except -1
     # of the classes below
     cdef int check_usable(self) except -1

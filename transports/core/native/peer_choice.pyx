@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Sending: the choice of a stream for a message, and the wait while none has room."""
+"""The choice of a stream for a plain message, by the rules of `patterns/`, and the wait for room."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -151,11 +151,11 @@ cdef class Sending:
             if timeout:
                 due = self.note_wait(due)
             if timeout == 0 or not self.wait_for_room(stream, deadline):
-                raise Again(
-                    "no peer has room for the message" if self.outs or self.foreign_outs
-                    else "no peer is connected",
-                    hint="" if self.outs or self.foreign_outs else
-                    "is a peer running? see peers() and wait_for_peers()")
+                self.refused_size = size
+                if self.outs or self.foreign_outs:
+                    raise Again("no peer has room for the message")
+                raise Again("no peer is connected", hint="is a peer running? see peers(), wait_for_peers()")
+        self.refused_size = 0
         if taken is not None:
             taken(taker, number)
         if not again:
@@ -371,28 +371,29 @@ cdef class Sending:
         """Waits until a send may succeed; False when the time-out expired."""
         cdef int64_t deadline = -1 if timeout < 0 else now_ns() + timeout * 1000000
         self.check_usable()
-        while not self.has_room(None):
+        while not self.has_room():
             if timeout == 0 or not self.wait_for_room(None, deadline):
                 return False
         return True
 
     def _writable(self):
-        return not self.closed and (self.send_mode == FANOUT or self.has_room(None))
+        return not self.closed and (self.send_mode == FANOUT or self.has_room())
 
-    cdef bint has_room(self, only) except -1:
+    cdef bint has_room(self) except -1:
+        """For a message as large as the last refused one: a poll that says less would spin."""
         cdef Stream stream
-        if only is None and not self.may_go():
+        cdef size_t size = self.refused_size or 1
+        if not self.may_go():
             return False
-        for candidate in (self.outs + self.foreign_outs if only is None else (only,)):
+        for candidate in self.outs + self.foreign_outs:
             if type(candidate) is not Stream:
                 if candidate.broken is not None or not getattr(candidate, "full", False):
                     return True
                 continue
             stream = <Stream>candidate
-            if load_int(&stream.link.error) or stream.link.closed or not link_is_full(stream.link, 0):
-                return True
-            stream.write_out(False)
-            if not link_is_full(stream.link, 0):
+            if link_is_full(stream.link, size):
+                stream.write_out(False)
+            if load_int(&stream.link.error) or stream.link.closed or not link_is_full(stream.link, size):
                 return True
         return False
 
@@ -403,8 +404,7 @@ cdef class Sending:
         cdef list streams = []
         cdef Stream stream
         cdef int count = 1
-        cdef int answer
-        cdef int error
+        cdef int answer, error
         cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef uint64_t drained

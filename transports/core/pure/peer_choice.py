@@ -38,6 +38,7 @@ class Sending(Attachments):
         self.blocked_ns = 0
         #: messages left by lost connections go first
         self._behind = False
+        self._refused_size = 0
 
     def _send_frames(
         self,
@@ -77,10 +78,12 @@ class Sending(Attachments):
             taker = None
             if stream is not None or first or self._may_go():
                 taker = self._offer(frames, stream, hold, released, taken, first)
+            size = sum(len(frame[4]) for frame in frames)
+            self._refused_size = size if taker is None else 0
             if taker is not None:
                 if not again:
                     self.messages_sent += 1
-                    self.bytes_sent += sum(len(frame[4]) for frame in frames)
+                    self.bytes_sent += size
                 return taker
             if losses != self._losses and not first:
                 continue
@@ -207,13 +210,15 @@ class Sending(Attachments):
         return self._may_go() and any(self._takes(stream) for stream in list(self._senders))
 
     def _takes(self, stream: Any) -> bool:
-        """A small message would not have to wait."""
+        """A message as large as the last refused one would not have to wait: a poll that says less would
+        spin."""
+        size = max(1, self._refused_size)
         if not isinstance(stream, Stream):
             return not (stream in self._full or getattr(stream, "full", False))
-        if stream._crowded(1) and stream.broken is None:
+        if stream._crowded(size) and stream.broken is None:
             stream._starved = True
             stream.flush()
-        return stream.broken is None and not stream._crowded(1)
+        return stream.broken is None and not stream._crowded(size)
 
     def _wait_writable(self, timeout: int) -> bool:
         deadline = deadline_of(timeout)

@@ -1,4 +1,4 @@
-"""Makes the dead letter of a message, which `dead_letter_table.py` writes, on the database thread."""
+"""Writes the dead letter of a message: the database thread adds it to `dead_letter_table.py`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PIECE = 4 << 20
 _DIRECT = "direct/"
 
 
-class DeadLetterMaker:
-    """Makes the dead letters of groups, and has them written.
+class DeadLetterWriter:
+    """Writes the dead letters of groups.
     A delivery keeps its name for ever, so a letter that was stored before a crash is not stored twice."""
 
     def __init__(self, thread: DatabaseThread, letters: DeadLetters, log: Log) -> None:
@@ -45,8 +45,8 @@ class DeadLetterMaker:
         self._log = log
 
     def keep(self, dead: Dead, message: Message | None, on_complete: OnComplete) -> None:
-        """Has a dead letter written; then calls `on_complete` on the loop. Call it on the loop.
-        Until then the group holds the message in the log, from which a large payload is copied."""
+        """Writes a dead letter on the database thread, then calls `on_complete` on the loop. Call it on the
+        loop. Until then the group holds the message in the log, from which a large payload is copied."""
         now = time.time_ns() // 1_000_000
         large = large_of(message, self._log, LOG_PREFIX + dead.topic, dead.offset)
         self._thread.do(lambda: keep_letter(self._letters, letter_of(dead, message, now), large), on_complete)
@@ -66,7 +66,7 @@ def name_of(topic: str, group: str, offset: int) -> str:
 
 
 def keep_letter(letters: DeadLetters, letter: DeadLetter, large: PayloadSource | None) -> None:
-    """Has a letter written, without its payload if the log no longer has it. On the database thread.
+    """Writes a letter, without its payload if the log no longer has it. On the database thread.
     Raises what `DeadLetters.add` raises."""
     try:
         letters.add(letter, large=large)
