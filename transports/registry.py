@@ -11,7 +11,7 @@ import errno
 import importlib
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from transfer.transports import plugins, probe
 from transfer.transports.address import BASE, ENTRY_POINTS, LOCAL, SCHEMES, scheme_hint
@@ -94,6 +94,11 @@ def upgrade(name: str) -> type[Upgrade]:
         return probe.load_plugin(name)
     if name not in _UPGRADES:
         raise Declined("unavailable", f"nothing here sets up {name}")
+    return _load_upgrade(name)
+
+
+@cache
+def _load_upgrade(name: str) -> type[Upgrade]:
     module, _, attribute = _UPGRADES[name].partition(":")
     with undivided():
         found = getattr(importlib.import_module(module), attribute)

@@ -56,6 +56,8 @@ def test_why_neither_side_has_it():
     assert choice.word == "no_gid"
     choice = choose(Offer(("tcp",), "rdma", lacking=here), Offer(("tcp",), lacking=here))
     assert "neither side has it (no GID 9)" in choice.reason
+    choice = choose(Offer(("tcp",), "tcp"), Offer(("tcp",)), base="inproc")
+    assert "endpoints of inproc have no other" in choice.reason
 
 
 def test_naming_means_prefer():

@@ -17,7 +17,7 @@ monitor          the events of a socket's connections, as a stream
 options          the options of a socket: attributes, and numbers for `setsockopt`
 parts            the parts of messages: how they are made of frames, texts and JSON, and frames of them
 peer             the state of one peer of a socket, and of one endpoint that it bound or connected
-peer_preference  chooses which peer is offered a message first, where peers do not take turns
+peer_preference  chooses the peer that gets a message first, for sockets with `balance`
 poller           waits for several sockets and plain descriptors at once, as pyzmq's does
 readiness        tasks of an event loop that wait until a socket may have something to receive
 registration     memory that is registered once and sent many times: the result of `Context.register`

@@ -48,7 +48,7 @@ class Registration:
             return self._reason
         if wish.error is not None:
             return f"rdma: {wish.error}"
-        return "" if wish.handle is not None else "rdma: the first connection opens the device"
+        return "" if wish.handle is not None else "rdma: the first connection by rdma opens the device"
 
     def close(self) -> None:
         """Ends the registration. Idempotent; any thread."""

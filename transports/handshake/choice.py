@@ -99,7 +99,7 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
     if wish in both:
         unused = tuple(name for name in both[: both.index(wish)] if name in better)
         return Choice(wish, f"{wish} was requested by {whose}", unused)
-    reason = f"{wish} was requested by {whose}, and {_lacking(wish, local, remote)}"
+    reason = f"{wish} was requested by {whose}, and {_lacking(wish, local, remote, base)}"
     lacks = local if wish not in local.transports else remote
     word = lacks.lacking.get(wish, "").partition(": ")[0]
     if strict >= POLICIES.index("require"):
@@ -112,13 +112,15 @@ def strictness(local: Offer, remote: Offer) -> int:
     return max(local.strictness, remote.strictness)
 
 
-def _lacking(wish: str, local: Offer, remote: Offer) -> str:
+def _lacking(wish: str, local: Offer, remote: Offer, base: str) -> str:
     """Which side lacks the transport, and why. For the peer the sides' names are swapped."""
     why = {
         side: offer.lacking.get(wish, "").partition(": ")[2]
         for side, offer in (("this side", local), ("the peer", remote))
         if wish not in offer.transports
     }
+    if not why:
+        return f"endpoints of {base} have no other transport"
     who = "neither side has it" if len(why) > 1 else f"{next(iter(why))} does not have it"
     if len(set(why.values())) == 1:
         reasons = next(iter(why.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from functools import lru_cache
 
 from transfer.transports.errors import SecurityError
 from transfer.transports.security.settings import Security
@@ -14,6 +15,7 @@ HINT = (
 )
 
 
+@lru_cache(maxsize=1024)  # asked for both ends of each connection
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a listener there. host: an address, in brackets or not, or
     "localhost"."""

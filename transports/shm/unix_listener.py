@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import socket
-import stat
 import struct
 import time
 from collections import OrderedDict, deque
@@ -162,9 +161,14 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
     try:
         connection.setblocking(False)
         token, descriptors, _ = fd_passing.receive(connection, TOKEN_SIZE, 1)
-        if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_seqpacket(descriptors[0]):
+        if len(token) != TOKEN_SIZE or len(descriptors) != 1:
             return None
-        control = socket.socket(fileno=descriptors.pop())
+        control = socket.socket(fileno=descriptors[0])  # OSError: it is no socket
+        descriptors.clear()
+        # Announcements need the bounds of messages.
+        if (control.family, control.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            control.close()
+            return None
         control.setblocking(False)
         return token, control
     except BlockingIOError:
@@ -174,14 +178,6 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _is_seqpacket(descriptor: int) -> bool:
-    """Whether this is a Unix socket that keeps the bounds of messages: announcements need that."""
-    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        return False
-    with socket.socket(fileno=os.dup(descriptor)) as seen:
-        return seen.family == socket.AF_UNIX and seen.type == socket.SOCK_SEQPACKET
 
 
 def _close(pair: Pair) -> None:
