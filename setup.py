@@ -68,6 +68,8 @@ class BuildCore(build_ext):
                 self.extensions = []
             else:
                 options = {"build_dir": "build/cython", "language_level": 3, "quiet": True}
+                # A copy of an object with C pointers would free their memory a second time.
+                options["compiler_directives"] = {"auto_pickle": False}
                 translated = {one.name: one.sources for one in cythonize(self.extensions, **options)}
                 for extension in self.extensions:
                     extension.sources = translated[extension.name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 
 import numpy
@@ -24,6 +26,24 @@ def test_lease_is_writable_flat_and_aligned(core, nbytes):
         assert array.ctypes.data % 64 == 0
     del view, array, lease
     pool.close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda one: one.__name__)
+def test_owners_of_memory_cannot_be_duplicated(duplicate):
+    """Both would free it. The Python core's memory belongs to Python's objects."""
+    core = pytest.importorskip("transfer.transports.core.native", reason="the compiled core is not built")
+    pool = core.Pool()
+    for owner in (pool, pool.lease(100), core.HeldBuffer(bytearray(9)), core.Region(bytearray(9))):
+        with pytest.raises(TypeError):
+            duplicate(owner)
+    pool.close()
+
+
+def test_a_copy_of_a_frame_has_the_same_memory(core):
+    frame = core.Frame(bytearray(b"payload"), flags=4, topic=b"t")
+    other = copy.copy(frame)
+    assert other.data is frame.data
+    assert (other.flags, other.topic, bytes(other)) == (4, b"t", b"payload")
 
 
 def test_memory_returns_when_the_last_view_dies(core):

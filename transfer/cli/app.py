@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transfer.cli import audit, broker, dlq, options, runs, topics
-from transfer.cli.command_help import App, Group
+from transfer.cli.command_help import App, HelpGroup
 from transfer.cli.exits import EXIT_INTERRUPTED, silence_output
 from transfer.cli.options import Kept, Shown, Sink, Source, Where, WhereWithTimeout
 
@@ -28,7 +28,7 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-class _Commands(Group):
+class _Commands(HelpGroup):
     """Reports a Ctrl-C while a command is loading: Typer would end without a message."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:

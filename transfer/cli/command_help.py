@@ -27,7 +27,7 @@ class _WithForms:
             formatter.write_text(text)
 
 
-class Command(_WithForms, typer.core.TyperCommand):
+class HelpCommand(_WithForms, typer.core.TyperCommand):
     """A command. Its arguments are shown as their metavars say: some versions of Typer change them."""
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
@@ -46,18 +46,18 @@ class Command(_WithForms, typer.core.TyperCommand):
                     formatter.write_dl(rows)
 
 
-class Group(_WithForms, typer.core.TyperGroup):
+class HelpGroup(_WithForms, typer.core.TyperGroup):
     """A command with subcommands."""
 
 
 class App(typer.Typer):
     """Makes commands, with plain help: it needs no rich, and takes half the time."""
 
-    def __init__(self, help: str, *, cls: type[Group] = Group, **more: Any) -> None:
+    def __init__(self, help: str, *, cls: type[HelpGroup] = HelpGroup, **more: Any) -> None:
         settings = {"help_option_names": ["-h", "--help"]}
         super().__init__(help=help, cls=cls, rich_markup_mode=None, context_settings=settings, **more)
 
     def command(
-        self, name: str | None = None, *, cls: type[typer.core.TyperCommand] | None = Command, **more: Any
+        self, name: str | None = None, *, cls: type[typer.core.TyperCommand] | None = HelpCommand, **more: Any
     ) -> Any:
         return super().command(name, cls=cls, **more)

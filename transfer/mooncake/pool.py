@@ -16,7 +16,7 @@ class Guest(Protocol):
         """Whether its reply is not wanted any more."""
 
 
-class Pool:
+class RequestPool:
     """most: slots for each peer; 0: any number. Thread-safe."""
 
     def __init__(self, pattern: PipelinedRequester, most: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from transfer.constants import DONTWAIT, POLLOUT
 from transfer.mooncake.channel import Channel
 from transfer.mooncake.message import IncomingMessage
-from transfer.mooncake.pool import Pool
+from transfer.mooncake.pool import RequestPool
 from transfer.patterns import PipelinedRequester
 from transfer.transports.errors import Again, Broken, Closed, TransferError, unraised
 
@@ -91,7 +91,7 @@ class PendingRequests:
         assert isinstance(pattern, PipelinedRequester)
         pattern.current = threading.local()
         self._channel, self._socket, self._pattern = channel, channel.socket, pattern
-        self._pool = Pool(pattern, most)
+        self._pool = RequestPool(pattern, most)
         self._open: dict[int, Request] = {}
         self._reading = threading.Lock()
         #: threads that wait while another one reads: what wakes each, and its condition

@@ -11,7 +11,7 @@ from transfer.spool.client.open import check_group, checked_numbers, checked_pai
 from transfer.spool.client.row_stream import RowStream
 from transfer.spool.client.stream_state import STATE_VERSION, check_run, merge_states
 from transfer.spool.format.address import parse_run
-from transfer.spool.format.row_source import Lease
+from transfer.spool.format.row_source import ShardLease
 from transfer.spool.format.rows import column_names
 from transfer.transports.arguments import callable_or_none, patience, shown, text, whole as number_from
 from transfer.transports.errors import OptionError, UsageError, comes_with
@@ -313,7 +313,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         if self._options["shuffle"] != state["seed"]:
             raise OptionError(f"the state belongs to another shuffle: {state['seed']}")
         rank, ranks = self._seat
-        lease = Lease(state["run_id"], self._options["group"], rank * workers, ranks * workers, workers)
+        lease = ShardLease(state["run_id"], self._options["group"], rank * workers, ranks * workers, workers)
         steps = Lineage(state["lineage"]).since(*self._acknowledged)
         source = self._new_source()
         try:

@@ -17,7 +17,7 @@ from transfer.broker.fronts.ttp_frames import (
     publish_head,
 )
 from transfer.broker.fronts.ttp_sender import TtpOutgoing
-from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, StreamReceipt, StreamSink
+from transfer.broker.fronts.ttp_sinks import SKIPPED, LargePublish, StreamReceipt, StreamSink
 from transfer.broker.fronts.ttp_streams import StreamLimits, Streams
 from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.protocols.ttp import (
@@ -260,7 +260,7 @@ class TtpConnection(TtpOutgoing):
         )  # fmt: skip
         upload = self._hub.begin(message, header.data_size, self, receipt, revoke=self._revoked)
         self._front.counters["published"] += 1
-        return Large(upload, receipt)
+        return LargePublish(upload, receipt)
 
     def _stream(self, header: Header, topic: bytes, meta: bytes) -> StreamSink:
         """Handles META or CHUNK: the next frame of a stream, or its first one."""

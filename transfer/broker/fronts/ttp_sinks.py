@@ -76,7 +76,7 @@ class StreamReceipt:
             answer(error)
 
 
-class Large:
+class LargePublish:
     """The data of a large PUBLISH, forwarded as they come."""
 
     def __init__(self, upload: StreamingPublish, receipt: StreamReceipt | None) -> None:

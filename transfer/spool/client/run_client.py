@@ -15,7 +15,7 @@ from transfer.spool.client.connection import ReconnectingClient, changed, check,
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.address import parse_run
 from transfer.spool.format.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
-from transfer.spool.format.row_source import Lease, Rows, RunInfo
+from transfer.spool.format.row_source import Rows, RunInfo, ShardLease
 from transfer.transports.arguments import patience
 from transfer.transports.errors import (
     Again,
@@ -206,10 +206,10 @@ class RunClient:
         wanted = self._wanted
         if wanted is None:
             raise UsageError("the run is not open")
-        lease = Lease(wanted.run_id, wanted.group, wanted.shard, wanted.shards)
+        lease = ShardLease(wanted.run_id, wanted.group, wanted.shard, wanted.shards)
         self.acknowledge_for(lease, epoch, row, steps)
 
-    def acknowledge_for(self, lease: Lease, epoch: int, row: int, steps: list[list[int]]) -> None:
+    def acknowledge_for(self, lease: ShardLease, epoch: int, row: int, steps: list[list[int]]) -> None:
         """See `RowSource.acknowledge_for`."""
         self._beside.ask(Acknowledge(run=self.run, epoch=epoch, row=row, steps=steps, **asdict(lease)))
 

@@ -52,7 +52,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ShardLease:
     """The shards for which a position is acknowledged: `count` of a group from `shard` on, of `shards`."""
 
     run_id: str
@@ -112,7 +112,7 @@ class RowSource(Protocol):
         """Acknowledges all rows before this one for the group, as far as its shards were sent them: durable
         when it returns. steps: lineage records."""
 
-    def acknowledge_for(self, lease: Lease, epoch: int, row: int, steps: list[list[int]]) -> None:
+    def acknowledge_for(self, lease: ShardLease, epoch: int, row: int, steps: list[list[int]]) -> None:
         """Acknowledges for readers in other processes; this one need not be open."""
 
     def close(self, used: tuple[int, int] | None = None) -> None:

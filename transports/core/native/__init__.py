@@ -17,7 +17,7 @@ libibverbs       libibverbs, looked up when the rdma transport is first used
 message          one outgoing message: from OutFrames to segments in a link's queue, and back again
 openssl          OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
 outgoing         the sending half of a Stream
-peer_choice      the choice of a stream for a message, and the wait while none has room
+peer_choice      chooses the peer, that is its stream, that gets a message, and waits while none has room
 pool             memory of the compiled core: pool, lease, held buffer, frame
 reading          the fair reader over the streams of a socket
 receiving        one receive at a time, which sleeps until a message comes, and counts what it returns

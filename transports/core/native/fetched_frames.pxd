@@ -14,7 +14,7 @@ cdef packed struct announcement_t:
     uint64_t length
 
 
-cdef class Fetch:
+cdef class PayloadFetch:
     cdef fetch_t state
     cdef uint32_t number
     cdef uint64_t noticed           # bytes of it that counted as a sign of life
@@ -25,11 +25,11 @@ cdef class Fetch:
 
 cdef class Fetched(Large):
     cdef list fetches               # begun READs of payloads whose frames come after the present one
-    cdef Fetch fetching             # of `large`
+    cdef PayloadFetch fetching             # of `large`
     cdef uint32_t announced         # the number of the last announcement that was READ, or is
     cdef uint32_t begun             # the same of the last READ that has begun
 
     cdef int begin_fetch(self, Frame frame) except -1
-    cdef Fetch begin_read(self, announcement_t* announced)
+    cdef PayloadFetch begin_read(self, announcement_t* announced)
     cdef int read_fetched(self, reader_t* reader) except -1
     cdef int look_further(self, reader_t* reader) except -1

@@ -40,7 +40,7 @@ cdef enum:
     FURTHER = 4 * 1024              # bytes to read ahead for their frames
 
 
-cdef class Fetch:
+cdef class PayloadFetch:
     """One payload on its way into registered memory."""
 
     cdef bint complete(self) noexcept:
@@ -61,7 +61,7 @@ cdef class Fetched(Large):
             raise ProtocolError("rendezvous",
                                 f"{announced.length} bytes announced at {announced.address:#x}")
         if self.fetches:
-            self.fetching = <Fetch> self.fetches.pop(0)
+            self.fetching = <PayloadFetch> self.fetches.pop(0)
         else:
             try:
                 self.fetching = self.begin_read(&announced)
@@ -76,8 +76,8 @@ cdef class Fetched(Large):
         self.expect_size = 0
         return 0
 
-    cdef Fetch begin_read(self, announcement_t* announced):
-        cdef Fetch fetch = Fetch.__new__(Fetch)
+    cdef PayloadFetch begin_read(self, announcement_t* announced):
+        cdef PayloadFetch fetch = PayloadFetch.__new__(PayloadFetch)
         cdef uint64_t address
         fetch.memory, address, fetch.state.lkey = self.carrier.room(announced.length)
         fetch.number = announced.number
@@ -91,7 +91,7 @@ cdef class Fetched(Large):
 
     cdef int read_fetched(self, reader_t* reader) except -1:
         """1 when the payload is complete, and in `large.data`; 0: not yet. Raises as `took`."""
-        cdef Fetch fetch = self.fetching
+        cdef PayloadFetch fetch = self.fetching
         cdef int answer = 1
         cdef int error = 0
         while not fetch.complete():
@@ -127,7 +127,7 @@ cdef class Fetched(Large):
         cdef size_t at, head, ahead
         cdef header_t* header
         cdef announcement_t announced
-        cdef Fetch fetch
+        cdef PayloadFetch fetch
         if reader.start == reader.end:
             reader.start = reader.end = 0
         if reader.end < FURTHER:

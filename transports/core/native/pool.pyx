@@ -273,6 +273,11 @@ cdef class Frame:
         self.topic = topic
         self.meta = meta
 
+    def __copy__(self):
+        """Another frame of the same memory."""
+        return Frame(self.data, flags=self.flags, sequence=self.sequence, socket_type=self.socket_type,
+                     topic=self.topic, meta=self.meta)
+
     @property
     def more(self):
         return bool(self.flags & MORE)
