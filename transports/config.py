@@ -63,12 +63,13 @@ SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: names of the arguments, where an error names a variable otherwise
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
+SYSTEMS_LIBIBVERBS = "libibverbs.so.1"
 RDMA_VARIABLES = (
     *("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU"),
     *("MC_IB_TC", "MC_IB_SL", "MC_PKEY_INDEX"),
 )
 _NUMBERS: Mapping[str, tuple[Container[int], str]] = {
-    "MC_IB_PORT": (range(256), "a number from 0 to 255"),
+    "MC_IB_PORT": (range(1, 256), "a number from 1 to 255"),
     "MC_GID_INDEX": (range(256), "a number from 0 to 255"),
     "MC_MTU": ((256, 512, 1024, 2048, 4096), "256, 512, 1024, 2048 or 4096"),
     "MC_IB_TC": (range(256), "a number from 0 to 255"),
@@ -205,7 +206,7 @@ def libssl(environ: Mapping[str, str] | None = None) -> str:
 def libibverbs(environ: Mapping[str, str] | None = None) -> str:
     """The libibverbs that the compiled core loads, from TRANSFER_LIBIBVERBS. Raises OptionError."""
     example = "a libibverbs, such as /opt/rdma-core/lib/libibverbs.so.1"
-    return _library(environ, "TRANSFER_LIBIBVERBS", example) or "libibverbs.so.1"
+    return _library(environ, "TRANSFER_LIBIBVERBS", example) or SYSTEMS_LIBIBVERBS
 
 
 def _library(environ: Mapping[str, str] | None, name: str, example: str) -> str:

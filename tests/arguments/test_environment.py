@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_UCX_DRIVER": (("ucx", "ucxx"), "auto, libucp"),
     "TRANSFER_UNAUTHENTICATED": (("yes",), "allow"),
     "MC_GID_INDEX": (("first", "256", "-1"), "0 to 255"),
-    "MC_IB_PORT": (("one", "256"), "0 to 255"),
+    "MC_IB_PORT": (("one", "0", "256"), "1 to 255"),
     "MC_IB_SL": (("16", "-1"), "0 to 15"),
     "MC_IB_TC": (("256", "high"), "0 to 255"),
     "MC_MTU": (("1500", "big"), "256, 512, 1024, 2048 or 4096"),

@@ -15,7 +15,7 @@ import transfer
 import transfer.asyncio
 from transfer import PUB, PULL, PUSH, REP, REQ, SUB, Again, zmq
 from transfer.sockets.connections import connections
-from transfer.transports.errors import HandshakeError
+from transfer.transports.errors import Fatal, HandshakeError
 from transfer.transports.handshake.hello import encode_refusal
 from transfer.zmq import asyncio as zmq_asyncio
 
@@ -416,3 +416,20 @@ def test_a_peer_that_was_there_has_left():
         pull.rcvtimeo = SOON
         with pytest.raises(Again, match=r"the last peer at tcp://.* has left"):
             pull.recv()
+
+
+def test_a_listener_says_that_it_refused_its_only_peer(context):
+    """It asks for a transport that this host lacks, or that the other side did not name."""
+    pull = context.socket(PULL, rcvtimeo=50)
+    pull.bind(TCP)
+    with transfer.Context(protocol="rdma", policy="require") as strict, strict.socket(PUSH, linger=0) as push:
+        with contextlib.suppress(Fatal):
+            push.connect(pull.last_endpoint)
+            push.wait_for_peers(1, 5)
+
+        def explained():
+            with pytest.raises(Again) as caught:
+                pull.recv()
+            return "one was refused: policy" in str(caught.value)
+
+        assert eventually(explained)

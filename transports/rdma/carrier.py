@@ -37,7 +37,8 @@ _SCARCE = frozenset({"memlock", "memory", "keys"})
 
 
 class _Owner:
-    """The owner of a message's payloads: informed once, when all of them were READ. left: of them."""
+    """The owner of a message's payloads: informed once, when all were READ, and the smaller ones written.
+    left: how many are awaited."""
 
     __slots__ = ("_error", "_released", "left")
 
@@ -139,7 +140,10 @@ class RdmaCarrier:
             raise
         if not saved:
             return None
-        return placed, released if owner is None else None, saved
+        if owner is not None:
+            owner.left += 1  # for the frames that the ring carries
+            released = owner.one_ended
+        return placed, released, saved
 
     def _refuse(self, error: RegistrationError) -> None:
         """The ring carries the payload itself: slower, and it needs no registration."""

@@ -52,15 +52,21 @@ def _compare(sent: Sequence[OutFrame], arrived: Sequence[Frame]) -> None:
         assert bool(frame.flags & Flag.ACK) == bool(out[0] & Flag.ACK)
 
 
+#: below and above what transports send otherwise than in place: parts of one message go several ways
+_MIXED = (200_000, 300_000, 200_000, 70_000)
+
+
 def check_copies_what_may_change(subject: Subject) -> None:
     """Sent memory may be written to at once, and received memory belongs to the receiver."""
-    for size in (100, 1 << 20):
+    for sizes in ((100,), (1 << 20,), _MIXED):
         with meet(subject) as ends:
-            data = bytearray(b"\1" * size)
+            parts = [bytearray(b"\1" * size) for size in sizes]
             released: list[BaseException | None] = []
-            assert ends.connecting.send(plain(data), released=released.append)
-            data[:] = b"\2" * size
-            assert receive(ends.accepting)[0].bytes == b"\1" * size
+            assert ends.connecting.send(plain(*parts), released=released.append)
+            for part in parts:
+                part[:] = b"\2" * len(part)
+                part.append(2)  # nothing exports it
+            assert [frame.bytes for frame in receive(ends.accepting)] == [b"\1" * size for size in sizes]
             _until_released(ends, released)
             assert released == [None], released
 
@@ -88,6 +94,24 @@ def check_holds(subject: Subject) -> None:
             else:
                 assert released, "a buffer in flight could be resized"
         assert len(receive(ends.accepting)[0]) == 4 << 20
+        _until_released(ends, released)
+        assert released == [None], released
+
+
+def check_releases_what_was_sent(subject: Subject) -> None:
+    """With `hold`, memory may change from its release on: no part of the message needs it any more."""
+    sizes = (300_000, *(200_000,) * 10)  # the last ones wait when the first, which goes otherwise, is read
+    with meet(subject) as ends:
+        parts = [bytearray(b"\1" * size) for size in sizes]
+        released: list[BaseException | None] = []
+
+        def change(error: BaseException | None) -> None:
+            for part in parts:
+                part[:] = bytes(len(part))
+            released.append(error)
+
+        assert ends.connecting.send(plain(*parts), hold=True, released=change)
+        assert [frame.bytes for frame in receive(ends.accepting)] == [b"\1" * size for size in sizes]
         _until_released(ends, released)
         assert released == [None], released
 

@@ -19,6 +19,7 @@ from transfer.transports.testing.carrying import (
     check_gives_back_memory,
     check_holds,
     check_pushes_back,
+    check_releases_what_was_sent,
     check_subscriptions,
 )
 from transfer.transports.testing.ends import Subject
@@ -39,6 +40,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     check_carries,
     check_copies_what_may_change,
     check_holds,
+    check_releases_what_was_sent,
     check_pushes_back,
     check_ends,
     check_ends_without_callers,

@@ -97,13 +97,15 @@ def describe(folder: Path = BUILT) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as made:
             port = Path(made) / "infiniband" / DEVICE / "ports" / "1"
-            for name in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+            for name in ("gids", "gid_attrs/types", "gid_attrs/ndevs", "pkeys"):
                 (port / name).mkdir(parents=True)
             for index, (gid, kind) in enumerate(zip(_GIDS, _KINDS, strict=True)):
                 (port / "gids" / str(index)).write_text(gid + "\n")
                 (port / "gid_attrs" / "types" / str(index)).write_text(kind + "\n")
                 (port / "gid_attrs" / "ndevs" / str(index)).write_text("lo\n")
             for name, text in (
+                ("pkeys/0", "0xffff"),
+                ("pkeys/1", "0x8001"),
                 ("state", "4: ACTIVE"),
                 ("rate", "100 Gb/sec (4X EDR)"),
                 ("link_layer", "Ethernet"),

@@ -28,6 +28,7 @@ CONTRACT = [
     carrying.check_carries,
     carrying.check_copies_what_may_change,
     carrying.check_holds,
+    carrying.check_releases_what_was_sent,
     carrying.check_ends,
     carrying.check_ends_without_callers,
     carrying.check_gives_back,

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
-from transfer.transports.errors import Again
+from transfer.transports.errors import Again, without_frames
 from transfer.transports.handshake.hello import PLACE_TAKEN
 from transfer.transports.security.hints import LACKING
 
@@ -51,6 +51,7 @@ class NoPeer:
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
         self.warned = Warned()
+        self._refused: TransferError | None = None  # the last one that was refused here
 
     @property
     def has_no_peer(self) -> bool:
@@ -86,6 +87,9 @@ class NoPeer:
             names = ", ".join(str(e.address) for e in endpoints)
             if self._state.losses:
                 return Again(f"{before}the last peer at {names} has left", hint="start another one")
+            if self._refused is not None:
+                text = f"{before}no peer has connected to {names} yet, and one was refused: "
+                return Again(text + str(self._refused).partition("\n")[0], hint=self._refused.hint)
             return Again(
                 f"{before}no peer has connected to {names} yet", hint="start the peer, or wait_for_peers()"
             )
@@ -152,6 +156,8 @@ class NoPeer:
         A client that connects to this socket can cause few reasons only."""
         reason = error.hint if lasts else getattr(error, "reason", "")
         of_these = _LASTING if outgoing else _OF_ACCEPTED
+        if not outgoing and reason in of_these:
+            self._refused = without_frames(error)
         if reason in self.warned.reasons or not (lasts or reason in of_these):
             return False
         self.warned.reasons |= {reason}

@@ -65,7 +65,7 @@ cdef class Connection:
 
     cdef int watched_fd(self) noexcept:
         """Readable when there is something to receive."""
-        return self.link.fd if self.link.ring == NULL else self.link.ring.watch_fd
+        return self.link.fd if self.link.ring == NULL else load_int(&self.link.ring.watch_fd)
 
     # --- counters and limits ---------------------------------------------------------------------
 

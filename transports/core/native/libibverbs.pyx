@@ -47,8 +47,13 @@ cdef int load() except -1:
     path = config.libibverbs().encode()
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL)
     if library == NULL:
-        raise DeviceError("library", f"libibverbs cannot be loaded: {dlerror().decode(errors='replace')}",
-                          hint="install rdma-core (Debian, Ubuntu: libibverbs1 ibverbs-providers)")
+        named = path != config.SYSTEMS_LIBIBVERBS.encode()
+        raise DeviceError(
+            "library",
+            f"libibverbs cannot be loaded{' (TRANSFER_LIBIBVERBS)' if named else ''}: "
+            + dlerror().decode(errors="replace"),
+            hint="unset TRANSFER_LIBIBVERBS, or name another libibverbs.so.1" if named else
+            "install rdma-core (Debian, Ubuntu: libibverbs1 ibverbs-providers)")
     find(library, "ibv_get_device_list", <void**>&verbs.ibv_get_device_list)
     find(library, "ibv_free_device_list", <void**>&verbs.ibv_free_device_list)
     find(library, "ibv_get_device_name", <void**>&verbs.ibv_get_device_name)

@@ -253,7 +253,8 @@ cdef class Outgoing(Connection):
         try:
             if self.link.ring != NULL:
                 announced = self.announce(placed)
-            answer = self.queue_message(placed, True, True, False, released, owners, number,
+            # Some frames may be as they were, and in the caller's memory.
+            answer = self.queue_message(placed, True, hold, False, released, owners, number,
                                         saved < VERY_LARGE)
         finally:
             if answer != OK:
@@ -261,7 +262,7 @@ cdef class Outgoing(Connection):
                 self.carrier.withdraw(placed)
         # It is queued: no error takes it back any more.
         try:
-            self.after_queueing(answer, True, released, None, owners)
+            self.after_queueing(answer, hold, released, None, owners)
         finally:
             if announced and answer == OK:
                 self.carrier.await_reads(self)

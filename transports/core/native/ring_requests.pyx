@@ -15,7 +15,7 @@ from libc.string cimport memset
 from posix.mman cimport munmap
 from posix.unistd cimport close, write
 
-from transfer.transports.core.native.atomic cimport add
+from transfer.transports.core.native.atomic cimport add, store_int
 from transfer.transports.core.native.libibverbs cimport (
     IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, ibv_cq, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, verbs,
@@ -405,6 +405,7 @@ cdef void ring_fail(ring_t* ring) noexcept nogil:
 
 cdef void ring_end(ring_t* ring) noexcept nogil:
     """Closes all of it. No thread reads. Idempotent."""
+    cdef int watch_fd
     pthread_mutex_lock(&ring.mutex)
     ring.ended = 1
     ring.fetch_head = ring.fetch_tail = ring.fetch_unposted = NULL
@@ -427,13 +428,15 @@ cdef void ring_end(ring_t* ring) noexcept nogil:
     if ring.outgoing != NULL:
         munmap(ring.outgoing, ring.outgoing_size + REPORT_ROOM)
     ring.incoming = ring.outgoing = NULL
-    if ring.watch_fd >= 0:
-        close(ring.watch_fd)
+    watch_fd = ring.watch_fd
+    store_int(&ring.watch_fd, -1)  # threads ask for it without the mutex
+    if watch_fd >= 0:
+        close(watch_fd)
     if ring.reader_wake_fd >= 0:
         close(ring.reader_wake_fd)
     if ring.room_watch_fd >= 0:
         close(ring.room_watch_fd)
     if ring.writer_wake_fd >= 0:
         close(ring.writer_wake_fd)
-    ring.watch_fd = ring.reader_wake_fd = ring.room_watch_fd = ring.writer_wake_fd = -1
+    ring.reader_wake_fd = ring.room_watch_fd = ring.writer_wake_fd = -1
     pthread_mutex_unlock(&ring.mutex)
