@@ -19,6 +19,8 @@ except:
 - A SEND is complete when the peer has a buffer for it. If that is too short, or its key is wrong, the sender
   gets no error for it: its queue pair fails, and what follows is flushed.
 - An idle queue pair costs nothing and notices nothing, as on a card.
+- A process that sleeps for long, and has some 270 queue pairs with events, misses those of the others until
+  one of them has another. No card does that.
 
 NULL_VERBS_NAME: prefix of names in /dev/shm. NULL_VERBS_FAULT: see faults.c. NULL_VERBS_COPY=0: a READ moves
 no bytes, to measure what posting and reaping cost.

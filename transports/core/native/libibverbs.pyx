@@ -50,8 +50,8 @@ cdef int load() except -1:
         named = path != config.SYSTEMS_LIBIBVERBS.encode()
         raise DeviceError(
             "library",
-            f"libibverbs cannot be loaded{' (TRANSFER_LIBIBVERBS)' if named else ''}: "
-            + dlerror().decode(errors="replace"),
+            f"libibverbs cannot be loaded: {dlerror().decode(errors='replace')}"
+            + (" (TRANSFER_LIBIBVERBS)" if named else ""),
             hint="unset TRANSFER_LIBIBVERBS, or name another libibverbs.so.1" if named else
             "install rdma-core (Debian, Ubuntu: libibverbs1 ibverbs-providers)")
     find(library, "ibv_get_device_list", <void**>&verbs.ibv_get_device_list)
