@@ -44,7 +44,7 @@ def context(core):
 
 @pytest.fixture
 def by_tcp(core):
-    """For what waits in the kernel's buffers: over shared memory large payloads pass beside them."""
+    """For what waits in the kernel's buffers: over shared memory large payloads go another way."""
     with KeepingContext(core=core, protocol="tcp") as made:
         yield made
 

@@ -21,7 +21,7 @@ BatchCallback = Callable[[list[dict[str, Any]]], object]
 _TICK = 0.2
 
 
-class ReceiverSource(Protocol):
+class DispatchSource(Protocol):
     """The source of messages, which also handles those of a failed callback."""
 
     def next_message(self, timeout: float) -> Message:
@@ -45,7 +45,7 @@ class CallbackDispatcher:
     Thread-safe. A callback may call `stop`, which then returns before the thread has ended.
     """
 
-    def __init__(self, source: ReceiverSource, name: str, at_once: int = 1) -> None:
+    def __init__(self, source: DispatchSource, name: str, at_once: int = 1) -> None:
         self.errors = 0
         self._source = source
         self._name = name
