@@ -14,7 +14,7 @@ import warnings
 import pytest
 
 import transfer
-from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER
+from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.state import ConnectionState
 from transfer.sockets.peer import Endpoint, Peer
@@ -588,3 +588,46 @@ def test_one_more_connection_costs_the_same_however_many_there_are(context, monk
             push.close(0)
         assert eventually(lambda: not pull.peers())
         assert not pull._links.state._by_origin
+
+
+class _SlowDict(dict):
+    """A dict that gives another thread time after the first value."""
+
+    meanwhile = None
+
+    def values(self):
+        for number, value in enumerate(super().values()):
+            yield value
+            if number == 0 and self.meanwhile is not None:
+                thread, self.meanwhile = self.meanwhile, None
+                thread.start()
+                thread.join(0.1)
+
+
+@pytest.mark.parametrize(("kind", "other"), [(PULL, PUSH), (PUB, SUB)])
+def test_a_peer_that_arrives_while_peers_are_counted_waits_for_the_count(context, kind, other):
+    """The reactor added a peer between two looks of `wait_for_peers`, which raised a RuntimeError."""
+    peers = [context.socket(other) for _ in range(3)]
+    if kind is PUB:
+        for peer in peers:
+            peer.subscribe(b"")
+    bound = context.socket(kind)
+    bound.bind(TCP)
+    state = bound._links.state
+    whole = state if kind is PULL else state.pattern
+    name = "peers" if kind is PULL else "_subscriptions"
+    for peer in peers[:2]:
+        peer.connect(bound.last_endpoint)
+    bound.wait_for_peers(2, 20)
+    with state.lock:
+        setattr(whole, name, counted := _SlowDict(getattr(whole, name)))
+    counted.meanwhile = arrival = threading.Thread(target=lambda: _arrive(peers[2], bound, 3))
+    bound.wait_for_peers(2, 20)
+    arrival.join(20)
+    bound.wait_for_peers(3, 20)
+
+
+def _arrive(peer, bound, count):
+    """Connects, and returns when the socket has its peer."""
+    peer.connect(bound.last_endpoint)
+    bound.wait_for_peers(count, 20)

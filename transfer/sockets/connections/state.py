@@ -106,9 +106,10 @@ class ConnectionState:
     def ready(self) -> int:
         """Number of peers that messages can reach: connected, with their subscriptions known."""
         pattern = self.pattern
-        if isinstance(pattern, (Publisher, Subscriber)):
-            return pattern.ready
-        return sum(1 for peer in self.peers.values() if peer.attached)
+        with self.lock:  # the reactor adds and removes peers meanwhile
+            if isinstance(pattern, (Publisher, Subscriber)):
+                return pattern.ready
+            return sum(1 for peer in self.peers.values() if peer.attached)
 
     @property
     def followed(self) -> int:
