@@ -45,7 +45,8 @@ class Environment:
 
 def tools_environment(place: Path, report: Report) -> Environment:
     """Returns the environment with zig and auditwheel. Raises Unable."""
-    return _environment(place / "tools", Path(sys.executable), REQUIREMENTS, report)
+    # `make test-aarch64` runs in another environment of the same Python, and takes this one as it is.
+    return _environment(place / "tools", Path(sys.executable).resolve(), REQUIREMENTS, report)
 
 
 def python_environments(place: Path, versions: list[str], report: Report) -> dict[str, Environment]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.wheels import environments
 from deploy.wheels.__main__ import PYTHONS
 from deploy.wheels.archives import rewrite_sdist, rewrite_wheel, sha256_sums
 from deploy.wheels.environments import Unable, python_environments
@@ -181,6 +182,18 @@ def test_an_interpreter_is_found_and_one_that_is_missing_is_named(tmp_path, monk
     with pytest.raises(Unable, match=r"no python3\.99.*apt install python3\.99-dev.*PYTHONS="):
         python_environments(tmp_path / "place", [here, "3.99"], print)
     assert not (tmp_path / "place").exists(), "nothing is made before all are there"
+
+
+def test_two_environments_of_one_python_share_the_tools(tmp_path, monkeypatch):
+    """`make test-aarch64` took the compiler away from a `make wheels` that was under way."""
+    monkeypatch.setattr(environments, "_run", lambda command, hint: None)
+    reports = []
+    for name in ("one", "other"):
+        (link := tmp_path / name).symlink_to(Path(sys.executable).resolve())
+        monkeypatch.setattr(sys, "executable", str(link))
+        (tmp_path / "place/tools").mkdir(parents=True, exist_ok=True)
+        environments.tools_environment(tmp_path / "place", reports.append)
+    assert reports == ["environment: tools"]
 
 
 def test_the_command_says_what_is_missing(tmp_path):
