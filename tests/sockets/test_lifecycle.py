@@ -623,8 +623,9 @@ def test_a_peer_that_arrives_while_peers_are_counted_waits_for_the_count(context
         setattr(whole, name, counted := _SlowDict(getattr(whole, name)))
     counted.meanwhile = arrival = threading.Thread(target=lambda: _arrive(peers[2], bound, 3))
     bound.wait_for_peers(2, 20)
+    assert counted.meanwhile is None, "a count was interrupted by the arrival"
     arrival.join(20)
-    bound.wait_for_peers(3, 20)
+    assert not arrival.is_alive() and len(bound.peers()) == 3
 
 
 def _arrive(peer, bound, count):
