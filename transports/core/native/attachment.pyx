@@ -141,6 +141,7 @@ cdef class Attachments(Receiving):
         """Keeps the order of the others. The position is kept, for a stream that returns at once: one that
         waits for its connection is taken out while it gets it."""
         cdef Py_ssize_t index = self.outs.index(stream)
+        cdef list before, after
         if self.next_out >= len(self.outs):
             self.next_out = 0
         self.left = stream
@@ -148,16 +149,27 @@ cdef class Attachments(Receiving):
         self.left_was_next = index == self.next_out
         if index < self.next_out:
             self.next_out -= 1
-        # A new list: a fan-out that iterates over the old one would skip the next stream.
-        self.outs = self.outs[:index] + self.outs[index + 1:]
+        # A new list: a fan-out that iterates over the old one would skip the next stream. Each new object may
+        # run the garbage collector, and with it other threads: what one of them changed meanwhile counts.
+        while stream in self.outs:
+            before = self.outs
+            after = [other for other in before if other is not stream]
+            if self.outs is before and len(after) == len(before) - 1:
+                self.outs = after
         return 0
 
     cdef int join_round(self, stream) except -1:
+        cdef list before, after
         if stream is not self.left or self.left_at > len(self.outs):
             self.outs.append(stream)
             return 0
         self.left = None
-        self.outs = self.outs[:self.left_at] + [stream] + self.outs[self.left_at:]
+        while stream not in self.outs:
+            before = self.outs
+            after = list(before)
+            after.insert(self.left_at, stream)
+            if self.outs is before and len(after) == len(before) + 1:
+                self.outs = after
         if self.left_was_next:
             self.next_out = self.left_at
         elif self.left_at <= self.next_out:
