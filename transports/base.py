@@ -130,6 +130,8 @@ class Stream(ABC):
     takes_sink: bool = False
     #: a sent message is at the other end at once; `queued` counts what its application has not taken
     hands_over: bool = False
+    #: it holds the unread messages of a lost peer, which come before those of its next connection
+    ended: bool = False
     #: the last message from `take` lies in the sink's memory
     placed: bool = False
     #: the message that `take` returns, until the core has it and sets None. If a signal handler raises before

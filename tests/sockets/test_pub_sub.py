@@ -53,7 +53,6 @@ def test_the_topic_is_the_first_part(context):
 def test_threads_that_have_ended_leave_nothing_at_a_subscriber(context):
     """The record of threads that receive grew by the id of each thread that ever did."""
     pub, sub = pair_of(context, PUB, SUB)
-    receivers = sub._links.log_reader.receivers
     together = threading.Barrier(20)  # so that no two have the same id
 
     def receive():
@@ -67,7 +66,7 @@ def test_threads_that_have_ended_leave_nothing_at_a_subscriber(context):
     for thread in threads:
         thread.finish()
     sub.recv_multipart()
-    assert set(receivers) == {threading.get_ident()}
+    assert sub._threads.all() == [sub._threads.here.thread]
 
 
 def test_a_subscription_counts_how_often_it_was_made(context):

@@ -23,6 +23,7 @@ readiness        tasks of an event loop that wait until a socket may have someth
 registration     memory that is registered once and sent many times: the result of `Context.register`
 sender           sends whole messages by the pattern: envelopes, compression, trackers, resend
 socket           the object that users send and receive with
+threads          what a socket keeps of each thread that receives from it, for as long as the thread lives
 tracker          the fate of a message that was sent with `track=True`
 unclosed         a socket that its program dropped without `close`
 """

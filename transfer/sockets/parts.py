@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
 #: flags that say how a frame's payload is encoded, and so travel with it
 _KEPT = int(Flag.TENSOR | Flag.EXTENDED | Flag.LZ4)
-
-
-class UnreadParts(deque[Any]):
-    """Parts that `recv` has not returned to one thread yet; freed with that thread."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]  # compared by identity
 
 
 def whole_parts(frames: Sequence[Any], make: Any, limit: int) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -27,7 +26,6 @@ from transfer.sockets.directories import announce
 from transfer.sockets.lockstep import RECEIVING, SENDING, enter
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.parts import (
-    UnreadParts,
     as_bytes,
     as_frames,
     encoded,
@@ -38,6 +36,7 @@ from transfer.sockets.parts import (
     whole_parts,
 )
 from transfer.sockets.sender import MessageSender
+from transfer.sockets.threads import ReceivingThreads
 from transfer.sockets.tracker import Tracker
 from transfer.sockets.unclosed import end_dropped
 from transfer.tensors import TensorMethods
@@ -92,7 +91,6 @@ _TRIES = range(100)
 #: seconds that stand for an endless linger, so that no wait is endless
 _ENDLESS = 3600.0
 
-_NONE_LEFT = UnreadParts()
 
 
 class Socket(Base):
@@ -133,7 +131,6 @@ class Socket(Base):
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
         #: what each thread has left of a message that it receives part by part
-        self._rests: weakref.WeakSet[UnreadParts] = weakref.WeakSet()
         #: held while deciding which calls the core may do alone
         self._deciding = threading.RLock()
         #: messages that were received as another kind than the caller wanted: (stream, frames, the pattern's
@@ -143,9 +140,7 @@ class Socket(Base):
         self._announced: list[RegisteredName] = []
         self._ending = threading.Lock()
         self._inherited = False
-        #: of each thread. `by`: the stream of its newest message, if that passed through `_recv_frames`;
-        #: `given`: that message of the core, until its call ends; `rest`: the remaining parts of a message
-        self._thread_local = threading.local()
+        self._threads = ReceivingThreads()
         self._frame: type[Frame] = context.core.Frame
         for name, value in options.core_values(defaults):
             setattr(self, name, value)
@@ -674,7 +669,7 @@ class Socket(Base):
         Raises:
             Again, Closed, StateError, NotSupported: as in `recv`.
         """
-        rest = self._rest
+        rest = self._threads.here.thread.rest
         if not rest:
             return self._receive_valid(self._recv_whole, flags, copy)
         self._check_open()
@@ -730,7 +725,7 @@ class Socket(Base):
         except BaseException:
             with self._deciding:
                 self._leave_rest([])
-                self._rest.appendleft(part)
+                self._threads.here.thread.rest.appendleft(part)
                 self._update_fast_paths()
             raise
 
@@ -754,30 +749,21 @@ class Socket(Base):
     @property
     def rcvmore(self) -> bool:
         """Whether the message of this thread's last `recv` has parts left."""
-        return bool(self._rest)
+        return bool(self._threads.here.thread.rest)
 
     @property
     def _newest_stream(self) -> Any:
         """The stream of the newest message that this thread received by `recv_frames`; None: of none."""
-        return getattr(self._thread_local, "by", None)
-
-    @property
-    def _rest(self) -> UnreadParts:
-        """The remaining parts of the message that this thread receives part by part."""
-        return getattr(self._thread_local, "rest", _NONE_LEFT)
+        return self._threads.here.thread.stream
 
     def _leave_rest(self, parts: list[Any]) -> None:
         """Keeps parts for the next calls of this thread; other threads receive other messages."""
         with self._deciding:
-            rest = self._rest
-            if rest is _NONE_LEFT:
-                rest = self._thread_local.rest = UnreadParts()
-                self._rests.add(rest)
-            rest.extend(parts)
+            self._threads.here.thread.rest.extend(parts)
             self._general_recv = True
 
     def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        rest = self._rest
+        rest = self._threads.here.thread.rest
         if not rest:
             return self._receive_valid(self._recv_first, flags, copy)
         self._check_open()
@@ -815,19 +801,19 @@ class Socket(Base):
     def _receive_valid(self, receive: Callable[..., T], *arguments: Any) -> T:
         """Returns the next valid message. An error found after reading (compressed data, dicts) ends the
         connection as an invalid frame does. If a signal handler raises, the next receive has the message."""
-        local = self._thread_local
-        local.given = None
+        here = self._threads.here.thread
+        here.given = None
         while True:
             try:
                 result = receive(*arguments)
             except ProtocolError as error:
-                stream = getattr(local, "by", None)
-                if stream is None:
+                if here.stream is None:
                     raise
-                self._refuse(stream, error)
+                self._refuse(here.stream, error)
                 continue
             except BaseException as error:  # of a signal's handler, if it is none of ours
-                given, local.given = [local.given], None
+                given: list[Any] = [here.given]
+                here.given = None
                 for _ in _TRIES:  # more handlers may raise meanwhile
                     try:
                         if given == [None] or isinstance(error, TransferError):
@@ -839,17 +825,14 @@ class Socket(Base):
                             break
                 raise
             # No call from here to the return, so no signal handler runs.
-            local.given = None
+            here.given = None
             return result
 
     def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
         """Takes the core's next message. `map` stores it before a signal handler can run."""
-        reader = self._links.log_reader
-        if isinstance(self._pattern, Subscriber) and not reader.knows(self._thread_local.__dict__):
-            # A connection to a log that another thread begins meanwhile counts the message as received.
-            reader.add_receiver(self._thread_local.__dict__)
-        [self._thread_local.given] = map(self._recv_message, (timeout,), (sink,))
-        message: tuple[Any, list[Any]] = self._thread_local.given
+        here, reader = self._threads.here.thread, self._links.log_reader
+        [here.given] = map(self._recv_message, (timeout,), (sink,))
+        message: tuple[Any, list[Any]] = here.given
         if reader.positions is not None:
             reader.record(*message)
         return message
@@ -857,9 +840,9 @@ class Socket(Base):
     def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
         """A call was interrupted between its message and its caller, which has not got it: the next receive
         gives it. The core calls it too. Again until `given` is empty."""
-        uninterrupted(partial(self._take_back_once, given, self._rest), None)
+        uninterrupted(partial(self._take_back_once, given, self._threads.here.thread.rest), None)
 
-    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: UnreadParts) -> None:
+    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: deque[Any]) -> None:
         with self._deciding:
             if given:
                 stream, frames = given[0]
@@ -872,7 +855,8 @@ class Socket(Base):
     def _refuse(self, stream: Any, error: ProtocolError) -> None:
         """Ends the connection that sent an invalid message. Raises the error for a REQ, which has no other
         reply to wait for."""
-        self._thread_local.by = self._thread_local.given = None
+        here = self._threads.here.thread
+        here.stream = here.given = None
         self._links.loss.send_refusal(stream, error, taken=True)
         self._links.loss.lost(stream, error)
         if isinstance(self._pattern, Replier):
@@ -885,10 +869,10 @@ class Socket(Base):
         adds (ROUTER). LZ4 frames are still compressed. wait: ms, instead of receive_timeout."""
         waits = flags == 0 or not flags_of(flags) & DONTWAIT
         timeout = 0 if not waits else self.receive_timeout if wait is None else wait
-        local = self._thread_local
-        local.by = None
+        here = self._threads.here.thread
+        here.stream = None
         if not self._general_recv:  # the core may do it alone, as it does a plain receive
-            local.by, frames = self._take(timeout, sink)
+            here.stream, frames = self._take(timeout, sink)
             return frames
         self._check_open()
         pattern = self._pattern
@@ -898,7 +882,7 @@ class Socket(Base):
                 return again
         if not pattern.ordered:
             pattern.expect()
-            local.by, frames = self._take(timeout, sink)
+            here.stream, frames = self._take(timeout, sink)
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)
@@ -923,7 +907,7 @@ class Socket(Base):
             stream, frames = self._take(timeout, sink)
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
-                self._thread_local.by = stream
+                self._threads.here.thread.stream = stream
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
@@ -947,7 +931,7 @@ class Socket(Base):
         finally:
             if turn is not None:
                 turn.leave(RECEIVING)
-        self._thread_local.by = stream
+        self._threads.here.thread.stream = stream
         return frames
 
     def _check_open(self) -> None:
@@ -962,8 +946,9 @@ class Socket(Base):
         pattern puts an envelope before a tensor.
         """
         kept = [owned_frame(frame, self.context) for frame in frames]
-        self._thread_local.given = None
-        self._returned.append((self._thread_local.by, kept, self._pattern.unadmit(frames)))
+        here = self._threads.here.thread
+        here.given = None
+        self._returned.append((here.stream, kept, self._pattern.unadmit(frames)))
         self._update_fast_paths()
         self._notify()  # pollers check again
 
@@ -992,7 +977,7 @@ class Socket(Base):
                 continue
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
-                self._thread_local.by = stream
+                self._threads.here.thread.stream = stream
                 self._replied(pattern, stream)
                 return list(admitted)
 
@@ -1009,7 +994,7 @@ class Socket(Base):
         """Returns the newest available message (conflate); older ones are dropped and counted."""
         while True:
             try:
-                self._thread_local.by, newer = self._take(0)
+                self._threads.here.thread.stream, newer = self._take(0)
             except Again:
                 return frames
             self._pattern.drop("conflated")
@@ -1024,7 +1009,7 @@ class Socket(Base):
         if copy:
             return part if type(part) is bytes else part.bytes
         if type(part) is bytes:
-            return self._frame(part, flags=Flag.MORE if self._rest else 0)
+            return self._frame(part, flags=Flag.MORE if self._threads.here.thread.rest else 0)
         return part
 
     # -- waiting -------------------------------------------------------------------------------------
@@ -1072,7 +1057,7 @@ class Socket(Base):
         found = 0
         pattern = self._pattern
         if bits & POLLIN and (
-            self._rest
+            self._threads.here.thread.rest
             or self._returned
             or (pattern.may_receive() and self._readable())
             or pattern.failure is not None
@@ -1296,7 +1281,12 @@ class Socket(Base):
             # without a peer the error must name the missing peer and its endpoint
             or (not self._links.state.peers and pattern.send_mode is not SendMode.FANOUT)
         )
-        receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
+        receives_in_python = (
+            any(thread.rest for thread in self._threads.all())
+            or bool(self._returned)
+            or values["conflate"]
+            or self._inherited
+        )
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE

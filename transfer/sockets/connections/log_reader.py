@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,8 +33,6 @@ class LogReader:
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
         self.positions: TopicPositions | None = None
-        #: the data of each thread that receives: "given" is its message, which it may not have recorded yet
-        self.receivers: dict[int, dict[str, Any]] = {}
         #: the thread that received last from a log, and whether other threads did before
         self._last_receiver, self._several_receive = 0, False
 
@@ -54,26 +51,15 @@ class LogReader:
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
             self._state.throttled.log(logging.WARNING, "missed", text, where, missed, topic)
 
-    def knows(self, data: dict[str, Any]) -> bool:
-        """Whether `data` is registered for the calling thread."""
-        return self.receivers.get(threading.get_ident()) is data
-
-    def add_receiver(self, data: dict[str, Any]) -> None:
-        """Registers the calling thread as one that receives, and forgets those that have ended."""
-        known = list(self.receivers.items())
-        alive = sys._current_frames()  # threads that other languages started, too
-        for thread, its in known:
-            if thread not in alive and self.receivers.get(thread) is its:
-                self.receivers.pop(thread, None)
-        self.receivers[threading.get_ident()] = data
-
     def record_given(self, socket: Socket | None) -> None:
         """Records what the program receives before anything else: messages that its threads have taken from
         the core, and those that the core holds."""
-        for receiver in list(self.receivers.values()):
-            if (given := receiver.get("given")) is not None:
+        if socket is None:
+            return
+        for thread in socket._threads.all():
+            if (given := thread.given) is not None:
                 self.record(*given)
-        for found in socket._found() if socket is not None else ():
+        for found in socket._found():
             self.record(*found)
 
     def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:

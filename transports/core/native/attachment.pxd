@@ -19,3 +19,5 @@ cdef class Attachments(Receiving):
     cdef int unwatch_foreign(self, int fd) except -1
     cdef int leave_round(self, stream) except -1
     cdef int join_round(self, stream) except -1
+    cdef int join_foreign(self, stream) except -1
+    cdef int leave_foreign(self, stream) except -1

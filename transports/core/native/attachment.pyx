@@ -7,7 +7,6 @@ from transfer.transports.callbacks import weakly
 from transfer.transports.errors import InternalError, ProtocolError
 
 from transfer.transports.core.native cimport kernel_writes as native_link
-from transfer.transports.core.native.reading cimport is_ended
 from transfer.transports.core.native.receiving cimport Receiving
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
@@ -19,7 +18,13 @@ cdef extern from "pythread.h" nogil:
 
 
 cdef class Attachments(Receiving):
-    """The streams of a socket, their descriptors, and their order. The GIL guards the lists."""
+    """The streams of a socket, their descriptors, and their order. The GIL guards the lists.
+
+    Another thread may run wherever an object is freed, for a finalizer may give the GIL away, and where one is
+    made, for that may collect garbage (Python 3.11). So a change is either one step, or made in a copy that
+    replaces only the list it was made from. The two lists of outgoing streams are never changed in place: a
+    fan-out iterates over them.
+    """
 
     def _attach(self, stream, bint sends, bint receives):
         """Uses the stream for sending, receiving or both."""
@@ -27,9 +32,9 @@ cdef class Attachments(Receiving):
         if type(stream) is not Stream:
             stream.on_readable = stream.on_writable = weakly(self, "_notify")
             if sends:
-                self.foreign_outs.append(stream)
+                self.join_foreign(stream)
             if receives:
-                place = self.count_ended() if is_ended(stream) else len(self.foreign_ins)
+                place = self.count_ended() if stream.ended else len(self.foreign_ins)
                 self.foreign_ins.insert(place, stream)
                 for fd in getattr(stream, "wait_fds", ()):
                     self.watch_foreign(fd)
@@ -48,7 +53,7 @@ cdef class Attachments(Receiving):
     cdef Py_ssize_t count_ended(self):
         """The number of foreign streams with unread messages of a lost peer: they come first, in order."""
         cdef Py_ssize_t count = 0
-        while count < len(self.foreign_ins) and is_ended(self.foreign_ins[count]):
+        while count < len(self.foreign_ins) and self.foreign_ins[count].ended:
             count += 1
         return count
 
@@ -90,12 +95,13 @@ cdef class Attachments(Receiving):
 
     def _detach(self, stream):
         """Removes the stream, without closing it. Does nothing if it is not attached."""
-        if stream in self.outs:
-            self.leave_round(stream)
+        self.leave_round(stream)
+        if stream in self.foreign_outs:
+            self.leave_foreign(stream)
         if stream in self.foreign_ins:
             for fd in getattr(stream, "wait_fds", ()):
                 self.unwatch_foreign(fd)
-        for streams in (self.foreign_outs, self.foreign_ins, self.lazy):
+        for streams in (self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
         if type(stream) is not Stream:
@@ -110,6 +116,8 @@ cdef class Attachments(Receiving):
         else:  # closed before, or never watched
             numbers = [known for known, other in self.by_fd.items() if other is stream]
         for known in numbers:
+            if self.by_fd.get(known) is not stream:  # another thread detached it meanwhile
+                continue
             del self.by_fd[known]
             if self.generation == native_link.fork_generation:
                 epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, known, NULL)
@@ -140,40 +148,57 @@ cdef class Attachments(Receiving):
     cdef int leave_round(self, stream) except -1:
         """Keeps the order of the others. The position is kept, for a stream that returns at once: one that
         waits for its connection is taken out while it gets it."""
-        cdef Py_ssize_t index = self.outs.index(stream)
-        cdef list before, after
-        if self.next_out >= len(self.outs):
+        cdef list before = None, after = None
+        cdef Py_ssize_t index = 0
+        cdef object left = self.left  # freed when all is consistent
+        while before is not self.outs:
+            before = self.outs
+            if stream not in before:
+                return 0
+            index = before.index(stream)
+            after = before[:index] + before[index + 1:]
+        self.outs = after
+        if self.next_out >= len(before):
             self.next_out = 0
         self.left = stream
         self.left_at = index
         self.left_was_next = index == self.next_out
         if index < self.next_out:
             self.next_out -= 1
-        # A new list: a fan-out that iterates over the old one would skip the next stream. Each new object may
-        # run the garbage collector, and with it other threads: what one of them changed meanwhile counts.
-        while stream in self.outs:
-            before = self.outs
-            after = [other for other in before if other is not stream]
-            if self.outs is before and len(after) == len(before) - 1:
-                self.outs = after
         return 0
 
     cdef int join_round(self, stream) except -1:
-        cdef list before, after
-        if stream is not self.left or self.left_at > len(self.outs):
-            self.outs.append(stream)
-            return 0
-        self.left = None
-        while stream not in self.outs:
+        cdef list before = None, after = None
+        cdef Py_ssize_t index = 0
+        cdef bint returns = False
+        while before is not self.outs:
             before = self.outs
-            after = list(before)
-            after.insert(self.left_at, stream)
-            if self.outs is before and len(after) == len(before) + 1:
-                self.outs = after
-        if self.left_was_next:
-            self.next_out = self.left_at
-        elif self.left_at <= self.next_out:
-            self.next_out += 1
+            returns = stream is self.left and self.left_at <= len(before)
+            index = self.left_at if returns else len(before)
+            after = before[:index] + [stream] + before[index:]
+        self.outs = after
+        if returns:
+            self.left = None
+            if self.left_was_next:
+                self.next_out = index
+            elif index <= self.next_out:
+                self.next_out += 1
+        return 0
+
+    cdef int join_foreign(self, stream) except -1:
+        cdef list before = None, after = None
+        while before is not self.foreign_outs:
+            before = self.foreign_outs
+            after = before + [stream]
+        self.foreign_outs = after
+        return 0
+
+    cdef int leave_foreign(self, stream) except -1:
+        cdef list before = None, after = None
+        while before is not self.foreign_outs:
+            before = self.foreign_outs
+            after = [other for other in before if other is not stream]
+        self.foreign_outs = after
         return 0
 
     def _streams(self):

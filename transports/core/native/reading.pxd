@@ -14,9 +14,6 @@ cdef enum:
     PLAIN_TURN = 256               # of those that `recv` returns without a check: changing streams costs more
 
 
-cdef bint is_ended(object stream) except -1
-
-
 cdef class Reading(Sending):
     cdef readonly int receive_mode
     cdef public uint64_t filtered

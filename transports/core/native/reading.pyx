@@ -23,11 +23,6 @@ cdef enum:
     FILTERED = 2
 
 
-cdef bint is_ended(object stream) except -1:
-    """Whether it holds the unread messages of a lost peer, which come before those of its next connection."""
-    return getattr(stream, "ended", False)
-
-
 cdef class Reading(Sending):
     """Reads the ready streams, each in its turn. One thread at a time, under its caller's lock."""
 
@@ -64,7 +59,7 @@ cdef class Reading(Sending):
                 self.leave_sink()  # the sink's memory is for one message
             # Checked right before each read: another thread may have attached the unread messages of a lost
             # peer since the last one.
-            if self.foreign_ins and is_ended(self.foreign_ins[0]):
+            if self.foreign_ins and self.foreign_ins[0].ended:
                 message = self.next_foreign(sink)
             else:
                 message = self.next_of_current(as_bytes, sink)
@@ -104,7 +99,7 @@ cdef class Reading(Sending):
                     return True
             if self.turns_left > 0 and self.waiting_turn:
                 self.turns_left -= 1
-                return self.begin_turn(<Stream>next(iter(self.waiting_turn)))
+                return self.begin_turn(<Stream>next(iter(self.waiting_turn), None))  # None: detached meanwhile
             if looked or not self.waiting_turn:
                 self.turns_left = 0
                 return False
@@ -251,7 +246,7 @@ cdef class Reading(Sending):
             if not self.foreign_ins:
                 break
             stream = self.foreign_ins[0]
-            if not is_ended(stream):
+            if not stream.ended:
                 self.foreign_ins.append(self.foreign_ins.pop(0))
             while self.unwanted < MOST_UNWANTED:
                 try:

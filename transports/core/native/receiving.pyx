@@ -114,10 +114,12 @@ cdef class Receiving(Reading):
     def _give_again(self, stream, list frames):
         """A message of `_recv_message` that its call could not return to the program: the next receive has
         it. It is counted already. Any thread may call."""
+        cdef list first = []  # made before the check: see Attachments
+        cdef tuple message = (stream, frames)
         self.own(frames)
         if self.again is None:
-            self.again = []
-        self.again.append((stream, frames))
+            self.again = first
+        self.again.append(message)
         self._notify()
 
     cdef int claim(self, tuple message) except -1:

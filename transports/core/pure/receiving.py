@@ -201,8 +201,9 @@ class Receiving(Attachments):
         try:
             if not self.closed:
                 [owned] = map(self._receiving.acquire, (False,))
-            # If another thread receives, it waits in `recv`, so there is no message.
-            return owned and (
+            # If another thread receives, it waits in `recv`, so there is no message. If one closed the socket
+            # meanwhile, the descriptors are closed.
+            return (owned and not self.closed) and (
                 self._kept.unread is not None or bool(self._again) or self._find(0.0, None) is not None
             )
         finally:
