@@ -92,7 +92,6 @@ _TRIES = range(100)
 _ENDLESS = 3600.0
 
 
-
 class Socket(Base):
     """Sends and receives messages by the rules of its type (PUSH, SUB, REQ, ...).
 
