@@ -150,7 +150,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     @property
     def rcvmore(self) -> int:
         """1 if the message of this thread's last `recv` has parts left, else 0."""
-        return int(bool(self._rest))
+        return int(bool(self._threads.here.thread.rest))
 
     @property
     def last_endpoint(self) -> bytes:
@@ -336,7 +336,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
             raise self._ended(error) from None
         except Again as error:
             raise (error if flags & DONTWAIT else self._hinted(error)) from None
-        return Frame._of(part)._mark(bool(self._rest))
+        return Frame._of(part)._mark(bool(self._threads.here.thread.rest))
 
     @overload
     def recv_multipart(

@@ -20,10 +20,10 @@ cdef extern from "pythread.h" nogil:
 cdef class Attachments(Receiving):
     """The streams of a socket, their descriptors, and their order. The GIL guards the lists.
 
-    Another thread may run wherever an object is freed, for a finalizer may give the GIL away, and where one is
-    made, for that may collect garbage (Python 3.11). So a change is either one step, or made in a copy that
-    replaces only the list it was made from. The two lists of outgoing streams are never changed in place: a
-    fan-out iterates over them.
+    Another thread may run wherever an object is freed, for a finalizer may give the GIL away, and where one
+    is made, for that may collect garbage (Python 3.11). So a change is either one step, or made in a copy
+    that replaces only the list it was made from. The two lists of outgoing streams are never changed in
+    place: a fan-out iterates over them.
     """
 
     def _attach(self, stream, bint sends, bint receives):
@@ -150,7 +150,7 @@ cdef class Attachments(Receiving):
         waits for its connection is taken out while it gets it."""
         cdef list before = None, after = None
         cdef Py_ssize_t index = 0
-        cdef object left = self.left  # freed when all is consistent
+        cdef object _freed_last = self.left  # when all is consistent
         while before is not self.outs:
             before = self.outs
             if stream not in before:

@@ -99,7 +99,8 @@ cdef class Reading(Sending):
                     return True
             if self.turns_left > 0 and self.waiting_turn:
                 self.turns_left -= 1
-                return self.begin_turn(<Stream>next(iter(self.waiting_turn), None))  # None: detached meanwhile
+                # None: detached meanwhile
+                return self.begin_turn(<Stream>next(iter(self.waiting_turn), None))
             if looked or not self.waiting_turn:
                 self.turns_left = 0
                 return False
