@@ -253,6 +253,18 @@ def test_confirm_counts_when_the_receiver_leaves(start, run):
         assert re.search(r"; (300|2\d\d) of \d+ messages are confirmed", said), said
 
 
+def test_confirm_ends_at_once_when_the_receiver_leaves_after_the_last_message(start, run):
+    pull = start("pull", "--bind", ANY, "--count", 3)
+    code, output, _ = run("push", "-c", pull.bound(), "-d", "a", "--repeat", 3, "--confirm", "--json")
+    assert (code, pull.end()[0], objects(output)[0]["sent"]) == (0, 0, 3)
+
+
+def test_out_is_a_folder(run, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, said = run("pull", "-b", ANY, "--out", tmp_path / "file")
+    assert code == 2 and "is no folder\n  hint: name a folder" in said
+
+
 @pytest.mark.parametrize("command", ["pull", "sub", "rep"])
 def test_a_receiver_gives_up_after_its_time_out(run, command):
     code, output, said = run(command, "--bind", ANY, "--timeout", 0.1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, strategies as st
 
 from transfer.tensors import load, save
 from transfer.transports.errors import NotATensor, ProtocolError, TransferError, UsageError
@@ -121,6 +125,26 @@ def test_no_pickle(tmp_path: Path) -> None:
     np.save(path, np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(NotATensor):
         load(path)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::SyntaxWarning"
+)  # numpy's, about headers of its past
+@given(
+    st.dictionaries(st.integers(0, 207), st.sampled_from(b"'({[)}],:0x-LTF9\n\"\\\0\xff"), max_size=4),
+    st.integers(0, 208),
+)
+def test_a_broken_npy_is_no_tensor(changed: dict[int, int], length: int) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(10))
+    data = bytearray(file.getvalue())
+    for at, byte in changed.items():
+        data[at] = byte
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npy"
+        path.write_bytes(data[:length])
+        with suppress(NotATensor):
+            load(path)
 
 
 def written(header: Any, data: bytes = b"") -> bytes:

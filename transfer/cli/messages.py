@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli.inputs import InputMessage, Inputs
 from transfer.cli.outputs import ReceivedMessage, Writer
 from transfer.cli.progress import Progress
-from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.tensors import TensorMethods
 from transfer.transports.errors import Again, Broken, TensorMismatch, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.cli.options import Where
     from transfer.sockets.socket import Socket
+    from transfer.sockets.tracker import Tracker
 
 #: seconds that a command waits at its end for unsent messages, if there is no --timeout
 LINGER = 30.0
-#: seconds between two checks for confirmations; they arrive every 20 ms
-CONFIRM_POLL = 0.01
-#: seconds within which the end of a connection is reported
-LOSS = 2.0
 
 
 @contextmanager
@@ -76,20 +73,24 @@ def send_all(
     """
     with open_socket(kind, where, report) as socket:
         socket.wait_for_peers(wait, timeout=where.timeout)
-        monitor = socket.get_monitor() if confirm else None
+        confirmations = _Confirmations() if confirm else None
         progress.begin()
         try:
             for message in _limited(inputs, count):
-                send(socket, message, topic)
+                tracker = send(socket, message, topic, track=confirm)
                 progress.add(message.nbytes)
+                if confirmations is not None:
+                    confirmations.add(tracker)
                 if interval:
                     time.sleep(interval)
-            if monitor is not None:
-                _wait_confirmed(socket, monitor, where.timeout)
-        except Again as error:
-            if monitor is None:
+            if confirmations is not None:
+                confirmations.wait(where.timeout)
+        except (Again, Broken) as error:
+            if confirmations is None:
                 raise
-            raise Again(f"{_problem(error)}; {_unconfirmed(socket, monitor)}", hint=error.hint) from error
+            socket.close(linger=0)
+            kind_of_error = Again if isinstance(error, Again) else Broken
+            raise kind_of_error(f"{_problem(error)}; {confirmations.summary()}", hint=error.hint) from error
         lost = socket.close(linger=round((LINGER if where.timeout is None else where.timeout) * 1000))
         if lost:
             raise Broken(
@@ -97,16 +98,16 @@ def send_all(
             )
 
 
-def send(socket: Socket, message: InputMessage, topic: str | None = None) -> None:
-    """Sends one message as its kind requires. Bytes with a topic become two parts, as in pyzmq."""
+def send(socket: Socket, message: InputMessage, topic: str | None = None, track: bool = False) -> Any:
+    """Sends one message as its kind requires. Bytes with a topic become two parts, as in pyzmq. Returns its
+    Tracker if `track`."""
     if message.kind == "tensor":
-        socket.send_tensor(message.payload, topic=topic)
-    elif message.kind == "tensors":
-        socket.send_tensors(message.payload, meta=message.meta, topic=topic)
-    elif topic is not None:
-        socket.send_multipart([topic.encode(), message.payload])
-    else:
-        socket.send(message.payload)
+        return socket.send_tensor(message.payload, topic=topic, track=track)
+    if message.kind == "tensors":
+        return socket.send_tensors(message.payload, meta=message.meta, topic=topic, track=track)
+    if topic is not None:
+        return socket.send_multipart([topic.encode(), message.payload], track=track)
+    return socket.send(message.payload, track=track)
 
 
 def receive_all(
@@ -226,40 +227,31 @@ def _problem(error: TransferError) -> str:
     return str(error).partition("\n")[0]
 
 
-def _unconfirmed(socket: Socket, monitor: Monitor) -> str:
-    """How many of the messages that were sent are confirmed. Closes the socket."""
-    sent = socket.messages_sent
-    left = sum(peer.unconfirmed for peer in socket.peers())
-    left += sum(event.count for event in _events(monitor) if event.kind is EventKind.UNCONFIRMED)
-    left += socket.close(linger=0)  # what waits for a peer
-    return f"{sent - left} of {sent} messages are confirmed"
+class _Confirmations:
+    """Which of the messages that a socket has sent their receivers have consumed."""
 
+    def __init__(self) -> None:
+        self._open: deque[Tracker] = deque()
+        self._confirmed = 0
 
-def _wait_confirmed(socket: Socket, monitor: Monitor, timeout: float | None) -> None:
-    """Waits until the peers have confirmed that they consumed everything. Raises Again, Broken."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    ended = 0.0
-    while True:
-        left = sum(peer.queued + peer.unconfirmed for peer in socket.peers())
-        # What a lost peer had not confirmed is not among those of `peers` any more.
-        if lost := sum(event.count for event in _events(monitor) if event.kind is EventKind.UNCONFIRMED):
-            raise Broken(
-                f"{lost} messages are unconfirmed: their receiver is gone, and may have consumed them"
-            )
-        if not left:
-            if sum(peer.sent for peer in socket.peers()) >= socket.messages_sent:
-                return
-            # A peer has ended. What it had not confirmed is reported a moment later.
-            ended = ended or time.monotonic()
-            if time.monotonic() > ended + LOSS:
-                return
-        if deadline is not None and time.monotonic() > deadline:
-            raise Again("the receivers have not taken everything", hint="give a longer --timeout")
-        time.sleep(CONFIRM_POLL)
+    def add(self, tracker: Tracker) -> None:
+        self._open.append(tracker)
+        while self._open and self._open[0].confirmed:
+            self._open.popleft()
+            self._confirmed += 1
 
+    def wait(self, timeout: float | None) -> None:
+        """Waits until all are confirmed. timeout: seconds without one. Raises Again, Broken."""
+        while self._open:
+            try:
+                self._open[0].wait_confirmed(timeout)
+            except Again:
+                text = "the receivers have not taken everything"
+                raise Again(text, hint="give a longer --timeout") from None
+            self._open.popleft()
+            self._confirmed += 1
 
-def _events(monitor: Monitor) -> Iterator[Event]:
-    """Those that have happened."""
-    with suppress(Again):
-        while True:
-            yield monitor.recv(timeout=0)
+    def summary(self) -> str:
+        """What is confirmed, when the socket is closed."""
+        confirmed = self._confirmed + sum(tracker.confirmed for tracker in self._open)
+        return f"{confirmed} of {self._confirmed + len(self._open)} messages are confirmed"

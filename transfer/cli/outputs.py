@@ -38,6 +38,10 @@ class Writer:
         if raw and (as_json or folder is not None):
             raise UsageError("--raw goes with neither --json nor --out")
         if folder is not None:
+            if folder.exists() and not folder.is_dir():
+                raise UsageError(
+                    f"--out {folder} is no folder", hint="name a folder: it is made if it is missing"
+                )
             folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._json = as_json

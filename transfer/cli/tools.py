@@ -6,13 +6,16 @@ import importlib.util
 import logging
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transfer.cli.exits import EXIT_INTERRUPTED
 from transfer.cli.tables import print_json
 from transfer.transports.errors import NotSupported
+
+if TYPE_CHECKING:
+    from transfer.doctor.finding import Check
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "off": ("-", "dim")}
 
@@ -47,12 +50,15 @@ def run_doctor(*, as_json: bool) -> int:
         print_json({"healthy": fine, "checks": doctor.as_data(checks)})
     else:
         _show(checks)
-        print(
-            "\nAll that this machine has works."
-            if fine
-            else "\nSomething does not work: see the lines with ✗."
-        )
+        print(f"\n{_summary(checks)}")
     return 0 if fine else 1
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    found = {check.status for check in checks}
+    if "fail" in found:
+        return "Something does not work: see the lines with ✗."
+    return "All that this machine has works" + ("; see the lines with !." if "warn" in found else ".")
 
 
 def serve_doctor(endpoint: str, *, as_json: bool) -> int:

@@ -210,14 +210,14 @@ def protocol() -> Iterator[Check]:
     else:
         shown += f", which this process does not have: {found.reason}"
         yield Check("protocol", "protocol", "warn", shown, found.hint)
-    required = chosen.policy == "require" and not found.usable
-    yield Check(
-        "protocol",
-        "policy",
-        "fail" if required else "ok",
-        f"{chosen.policy} ({_source(chosen.policy_source)})",
-        "every connect will fail: set MC_RPC_POLICY=prefer" if required else "",
-    )
+    policy = f"{chosen.policy} ({_source(chosen.policy_source)})"
+    if found.usable:
+        yield Check("protocol", "policy", "ok", policy)
+    elif chosen.policy == "require":
+        hint = "every connect will fail: set MC_RPC_POLICY=prefer"
+        yield Check("protocol", "policy", "fail", policy, hint)
+    else:
+        yield Check("protocol", "policy", "ok", f"{policy}: connections use another transport instead")
 
 
 def _source(name: str) -> str:

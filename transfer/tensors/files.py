@@ -111,16 +111,15 @@ def _read_row(key: str, row: Any, available: int) -> tuple[TensorSpec, int]:
 
 def _load_npy(name: str, like: Any) -> Any:
     import numpy
+    from numpy.lib.format import open_memmap
 
     try:
-        array = numpy.load(name, mmap_mode="c", allow_pickle=False)
-    except ValueError:  # empty arrays cannot be mapped; objects and broken files fail again
-        try:
-            array = numpy.load(name, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            hint = "save an array of numbers: arrays of objects and broken files hold no tensor"
-            raise NotATensor(f"{name}: {error}", hint=hint) from error
-    array = array.view(numpy.ndarray)
+        array = open_memmap(name, mode="c").view(numpy.ndarray)
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as Python text: its errors are of many types
+        hint = "save an array of numbers: arrays of objects and broken files hold no tensor"
+        raise NotATensor(f"{name}: {error}", hint=hint) from error
     builder = builder_for(like)
     if builder is NUMPY:
         return array
