@@ -121,7 +121,7 @@ def test_the_least_loaded_gets_the_next(crew):
         ended.set()
         for thread in threads:
             thread.join(10)
-    assert left < most, (left, got)
+    assert left <= most, (left, got)
     # A quick one that the machine lets wait counts as slow meanwhile, and has at least as many in hand.
     assert min(got.values()) >= left - 1, (left, got)
 

@@ -388,14 +388,14 @@ class Socket(Base):
             if time.monotonic() >= due:
                 no_peer.long_wait()
             left = look if deadline is None else min(look, max(0.0, deadline - time.monotonic()))
-            if not state.changed.wait_for(lambda: state.ready >= n, left) and not left:
+            if not state.changed.wait_for(lambda: state.has_ready(n), left) and not left:
                 raise no_peer.too_few(n, timeout)
 
     def _has_peers(self, n: int) -> bool:
         self._check_usable()
         if isinstance(self._pattern, Subscriber):
             self._readable()  # acknowledgements arrive among the messages
-        return bool(self._links.state.ready >= n)
+        return self._links.state.has_ready(n)
 
     @property
     def has_peers(self) -> bool:

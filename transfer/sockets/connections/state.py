@@ -111,6 +111,10 @@ class ConnectionState:
                 return pattern.ready
             return sum(1 for peer in self.peers.values() if peer.attached)
 
+    def has_ready(self, n: int) -> bool:
+        """Whether `n` peers are ready. It looks at each only when there are enough of them."""
+        return len(self.peers) >= n and self.ready >= n
+
     @property
     def followed(self) -> int:
         """Number of members that are listed now, of all endpoints that stand for many."""
