@@ -19,5 +19,8 @@ cdef class Flusher:
     cdef bint reader_taken
     cdef object __weakref__
 
+    cdef segment_t* take_finished(self) noexcept
+    cdef int end(self) except -1
+
 cdef void let_go(flusher_t* state) noexcept
 cdef int release_segments(segment_t* segment, object error) except -1

@@ -11,7 +11,7 @@ from transfer.transports.errors import Broken, OutOfDescriptors
 
 from transfer.transports.core.native.kernel_writes cimport flusher_t, segment_t
 from transfer.transports.core.native.system cimport pthread_mutex_lock, pthread_mutex_unlock
-from transfer.transports.core.native.thread cimport flusher_free, flusher_new, flusher_stop
+from transfer.transports.core.native.thread cimport flusher_end, flusher_free, flusher_join, flusher_new
 
 
 cdef class Flusher:
@@ -29,29 +29,32 @@ cdef class Flusher:
     def reap(self):
         """Releases user memory that is written, and calls the callbacks."""
         cdef uint64_t count
-        cdef segment_t* finished
         read_fd(self.state.reap_fd, &count, 8)
+        release_segments(self.take_finished(), None)
+
+    cdef segment_t* take_finished(self) noexcept:
+        cdef segment_t* finished
         pthread_mutex_lock(&self.state.mutex)
         finished = self.state.finished
         self.state.finished = NULL
         pthread_mutex_unlock(&self.state.mutex)
-        release_segments(finished, None)
+        return finished
 
     def close(self):
         """Joins the thread. Twice is fine."""
         self.reap()
+        self.end()
+
+    cdef int end(self) except -1:
         with nogil:
-            flusher_stop(self.state)
-        release_segments(self.state.finished, None)
-        self.state.finished = NULL
+            flusher_join(self.state)
+        flusher_end(self.state)
+        return release_segments(self.take_finished(), None)
 
     def __dealloc__(self):
         free(self.reader.data)
         if self.state != NULL:
-            with nogil:
-                flusher_stop(self.state)
-            release_segments(self.state.finished, None)
-            self.state.finished = NULL
+            self.end()
             let_go(self.state)
 
 

@@ -436,8 +436,6 @@ cdef void link_give_up_begun(link_t* link) noexcept nogil:
 cdef void link_arm(link_t* link) noexcept nogil:
     """Makes the flusher check this link at its next tick."""
     cdef flusher_t* flusher = link.flusher
-    cdef uint64_t one = 1
-    cdef int asleep
     if link.armed or link.closed:
         return
     pthread_mutex_lock(&flusher.mutex)
@@ -446,18 +444,21 @@ cdef void link_arm(link_t* link) noexcept nogil:
     link.armed = 1
     link.next_pending = flusher.pending
     flusher.pending = link
-    asleep = flusher.asleep
-    flusher.asleep = 0
+    wake(flusher)
     pthread_mutex_unlock(&flusher.mutex)
-    if asleep:
+
+
+cdef void wake(flusher_t* flusher) noexcept nogil:
+    """Wakes the thread if it sleeps. The caller holds the mutex, as `flusher_end` does to close `wake_fd`."""
+    cdef uint64_t one = 1
+    if flusher.asleep:
+        flusher.asleep = 0
         write(flusher.wake_fd, &one, 8)
 
 
 cdef void link_arm_credit(link_t* link) noexcept nogil:
     """Lets the flusher report to the peer, within CREDIT_NS, how much was consumed."""
     cdef flusher_t* flusher = link.flusher
-    cdef uint64_t one = 1
-    cdef int asleep = 0
     pthread_mutex_lock(&flusher.mutex)
     store_int(&link.credit_armed, 1)
     if not link.credit_listed and not load_int(&link.closed):
@@ -468,21 +469,16 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
         link.next_credit = NULL
         if flusher.credit_tail == NULL:
             flusher.credit_head = link
-            # Only the first one needs a new sleeping time; later ones are due later.
-            asleep = flusher.asleep
-            flusher.asleep = 0
+            wake(flusher)  # only the first one needs a new sleeping time; later ones are due later
         else:
             flusher.credit_tail.next_credit = link
         flusher.credit_tail = link
     pthread_mutex_unlock(&flusher.mutex)
-    if asleep:
-        write(flusher.wake_fd, &one, 8)
 
 
 cdef void link_dispose(link_t* link) noexcept nogil:
     """Gives a closed link to the flusher thread, which alone knows when it is unused."""
     cdef flusher_t* flusher = link.flusher
-    cdef uint64_t one = 1
     cdef int running
     if flusher.generation != fork_generation:
         # In a forked child there is no thread, and its mutex may be held for ever: let it leak.
@@ -492,8 +488,7 @@ cdef void link_dispose(link_t* link) noexcept nogil:
     if running:
         link.next_dead = flusher.dead
         flusher.dead = link
-        flusher.asleep = 0
-        write(flusher.wake_fd, &one, 8)    # with the mutex, since flusher_stop closes it
+        wake(flusher)
     pthread_mutex_unlock(&flusher.mutex)
     if not running:
         link_free(link)

@@ -97,7 +97,8 @@ cdef int flusher_start(flusher_t* flusher) noexcept nogil:
     return answer
 
 
-cdef void flusher_stop(flusher_t* flusher) noexcept nogil:
+cdef void flusher_join(flusher_t* flusher) noexcept nogil:
+    """Ends the thread. Twice is fine."""
     cdef uint64_t one = 1
     cdef int running
     if flusher.generation != native_link.fork_generation:
@@ -109,6 +110,13 @@ cdef void flusher_stop(flusher_t* flusher) noexcept nogil:
     if running:
         write(flusher.wake_fd, &one, 8)
         pthread_join(flusher.thread, NULL)
+
+
+cdef void flusher_end(flusher_t* flusher) noexcept:
+    """After `flusher_join`. Holds the GIL, as those do who use the descriptors: a stream that another thread
+    closes takes its own from the flusher's epoll, and must not meet a number that is somebody else's by now."""
+    if flusher.generation != native_link.fork_generation:
+        return
     # Streams of other threads may end in the meantime: see link_dispose.
     pthread_mutex_lock(&flusher.mutex)
     flusher.running = 0
