@@ -113,8 +113,8 @@ cdef void flusher_join(flusher_t* flusher) noexcept nogil:
 
 
 cdef void flusher_end(flusher_t* flusher) noexcept:
-    """After `flusher_join`. Holds the GIL, as those do who use the descriptors: a stream that another thread
-    closes takes its own from the flusher's epoll, and must not meet a number that is somebody else's by now."""
+    """After `flusher_join`. The GIL is held, as where the descriptors are used: a stream that another thread
+    closes takes its own from the flusher's epoll, whose number must not have gone to another file by then."""
     if flusher.generation != native_link.fork_generation:
         return
     # Streams of other threads may end in the meantime: see link_dispose.
