@@ -452,9 +452,8 @@ class Socket(SocketMethods):
 
     def close(self, linger: float | None = None) -> int:
         """Closes the socket, as `Socket.close`. It blocks the event loop for at most `linger` ms."""
-        known, self._readiness = self._readiness, None
-        if known is not None:
-            known.close()  # before its descriptor is closed; waiting calls find the closed socket later
+        if self._readiness is not None:
+            self._readiness.end()  # before its descriptor is closed
         return super().close(linger)
 
 

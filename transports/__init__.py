@@ -6,6 +6,7 @@ base           the contract of a transport, in one file
 callbacks      callbacks that do not keep their object
 config         reads the environment variables of the transports
 connect        connects endpoints: handshakes, listeners, and reconnection after a loss
+countdown      calls back once, when the last party of several has ended
 core           the core in use: the compiled one, or the one in Python
 cuda           the calls of the CUDA driver that register memory with a network card
 descriptors    the limit of file descriptors of this process, and the errors when it is reached

@@ -327,3 +327,18 @@ def test_wrong_usage_is_told(capsys, arguments, words):
     said = capsys.readouterr().err
     assert words in said
     assert "Traceback" not in said
+
+
+def test_confirm_waits_for_other_receivers_when_one_leaves(start, run):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    push = start("push", "--bind", endpoint, *("-d", "x") * 300, "--confirm", "--timeout", 30)
+    push.bound()
+    leaves = start("pull", "--connect", endpoint, "--count", 1)
+    assert leaves.end()[0] == 0
+    stays = start("pull", "--connect", endpoint)
+    code, _, said = push.end()
+    assert code == 1 and "without confirming" in said
+    confirmed = int(re.search(r"; (\d+) of 300 messages are confirmed", said)[1])
+    stays.process.send_signal(signal.SIGINT)
+    _, output, _ = stays.end()
+    assert output.count(b"x") <= confirmed <= output.count(b"x") + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 import pytest
 
@@ -534,3 +535,35 @@ def test_control_frames_without_end_hold_up_no_call(core, kit):
     foreign.arrived.clear()
     foreign.arrive(core.Frame(b"data"))
     assert socket.recv() == b"data"
+
+
+def test_a_handler_that_raises_while_a_sink_is_left_keeps_nothing_locked(kit):
+    """The transport still writes into the memory of the call: it is made to stop all the same."""
+
+    class Rung(Exception):
+        pass
+
+    class Half(Foreign):
+        takes_sink, sinking = True, False
+        left = 0
+
+        def take(self, sink=None):
+            self.sinking = sink is not None
+            return super().take()
+
+        def leave_sink(self) -> None:
+            self.left += 1
+            self.sinking = False
+            if self.left == 1:
+                raise Rung
+
+    stream = Half()
+    puller = kit.puller(stream)
+    with suppress(Rung):  # the time-out's error comes first, this one as soon as Python code runs
+        with suppress(Again, Rung):
+            puller._recv_message(10, lambda *_: None)
+        time.sleep(0)
+    with pytest.raises(Again) as later:
+        puller._recv_message(50, lambda *_: None)
+    assert "another thread" not in str(later.value)
+    assert stream.left >= 2

@@ -492,3 +492,45 @@ def test_nobody_is_told_of_a_message_that_was_not_taken(kit):
         for _ in range(1000):
             socket._send_frames([plain(bytes(100_000))], 0, taken=lambda *what: outcomes.append(what))
     assert outcomes == [(near, number) for number in range(1, near.sent + 1)]
+
+
+def test_every_message_is_reported_although_handlers_raise(kit):
+    """A handler raises at the beginning of a call, or inside of it: each is called until it returns."""
+    if kit.core.__name__.endswith("pure"):
+        pytest.skip("the pure core reports the others at its next call, and that one not again")
+    stream, far = kit.raw()
+    called: list[int] = []
+
+    class Rung(Exception):
+        pass
+
+    def report(number):
+        def released(error):
+            called.append(number)
+            if called.count(number) == 1 and number in (0, 2):
+                raise Rung
+
+        return released
+
+    memory = [bytearray(1_000_000) for _ in range(4)]
+    reader = threading.Thread(target=lambda: read(far, 4 * (32 + 1_000_000)))
+    for number, data in enumerate(memory):
+        stream.send([(0, 0, None, None, data)], force=True, hold=True, released=report(number))
+    reader.start()
+    interrupted = 0
+
+    def reported():
+        nonlocal interrupted
+        try:
+            kit.flusher.reap()
+            stream.flush()
+            time.sleep(0)  # it is raised as soon as Python code runs
+        except Rung:
+            interrupted += 1
+        return len(set(called)) == 4
+
+    eventually(reported)
+    reader.join(10)
+    assert (
+        interrupted and set(called) == {0, 1, 2, 3} and [called.count(number) for number in (1, 3)] == [1, 1]
+    )

@@ -527,3 +527,13 @@ def test_bad_arguments(tmp_path):
         ):  # fmt: skip
             with pytest.raises(UsageError):
                 call()
+
+
+def test_a_folder_of_other_files_is_left_as_it_is(tmp_path):
+    """A log takes other users' permissions away from all that is in its folder."""
+    (tmp_path / "program").touch(0o755)
+    before = (tmp_path / "program").stat().st_mode
+    with pytest.raises(UsageError, match=r"'program' for instance\n  hint: name a new folder"):
+        Log(tmp_path)
+    assert (tmp_path / "program").stat().st_mode == before
+    assert os.listdir(tmp_path) == ["program"]

@@ -15,6 +15,7 @@ from tests.conftest import descriptors
 from tests.descriptors import no_descriptor_left
 from tests.shm.conftest import End, eventually, mappings, message, sent
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE
+from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Broken, ProtocolError
 from transfer.transports.shm import exported_blocks, shm_stream as module
 from transfer.transports.shm.blocks import NAME, Blocks
@@ -310,9 +311,7 @@ def test_the_end_of_a_message_is_told_after_its_last_part(ends, core):
 
 def test_the_first_error_of_a_message_counts_and_is_told_once():
     on_release = ReleaseCallback()
-    parts = exported_blocks.BlockParts(on_release)
-    parts.add()
-    parts.add()
+    parts = Countdown(on_release, 3)
     error = Broken("first")
     parts.ended(error)
     parts.ended(Broken("second"))

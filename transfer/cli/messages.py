@@ -232,7 +232,7 @@ class _Confirmations:
 
     def __init__(self) -> None:
         self._open: deque[Tracker] = deque()
-        self._confirmed = 0
+        self._confirmed = self._lost = 0
 
     def add(self, tracker: Tracker) -> None:
         self._open.append(tracker)
@@ -248,10 +248,15 @@ class _Confirmations:
             except Again:
                 text = "the receivers have not taken everything"
                 raise Again(text, hint="give a longer --timeout") from None
+            except Broken:
+                self._lost += 1
+            else:
+                self._confirmed += 1
             self._open.popleft()
-            self._confirmed += 1
+        if self._lost:
+            raise Broken("a receiver has ended without confirming, and may have taken more")
 
     def summary(self) -> str:
         """What is confirmed, when the socket is closed."""
         confirmed = self._confirmed + sum(tracker.confirmed for tracker in self._open)
-        return f"{confirmed} of {self._confirmed + len(self._open)} messages are confirmed"
+        return f"{confirmed} of {self._confirmed + self._lost + len(self._open)} messages are confirmed"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,8 @@ class Writer:
                     f"--out {folder} is no folder", hint="name a folder: it is made if it is missing"
                 )
             folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):  # found before a message is taken
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         self._folder = folder
         self._json = as_json
         self._raw = raw
@@ -67,8 +71,12 @@ class Writer:
         stem = folder / f"message-{self._files + self._number:06d}"
         if message.kind == "bytes":
             path = stem.with_suffix(".bin")
-            with path.open("wb") as file:
-                file.writelines(message.payload)
+            try:
+                with path.open("wb") as file:
+                    file.writelines(message.payload)
+            except OSError as error:
+                path.unlink(missing_ok=True)
+                raise OSError(error.errno, error.strerror, str(path)) from error
             return path
         from transfer.tensors import save
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from transfer.log.private import claim, open_file
 from transfer.transports.errors import LogInUse, UsageError
 
 LOCK = "LOCK"
+#: names of a log's files and folders
+_OF_A_LOG = re.compile(r"LOCK|FORMAT(\.new)?|quarantine|\d{20}\.\w+").fullmatch
 #: most bytes of a topic's or group's name
 MAX_NAME = 1024
 
@@ -20,9 +23,20 @@ def lock(folder: Path) -> int:
     """Locks the folder for one log until the descriptor is closed. Raises LogInUse, SecurityError."""
     with disk_errors():
         make_folder(folder)
+        _check_content(folder)
         claim(folder)
     fd = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
     return _locked(fd, fcntl.LOCK_EX, folder)
+
+
+def _check_content(folder: Path) -> None:
+    """Raises UsageError for a folder of other files, whose permissions `claim` would change."""
+    names = set(os.listdir(folder)) - {"lost+found"}
+    if names and not any(map(_OF_A_LOG, names)):
+        raise UsageError(
+            f"{folder} has other files in it, {min(names)!r} for instance",
+            hint="name a new folder, an empty one, or one that this program has made",
+        )
 
 
 def lock_shared(folder: Path) -> int:

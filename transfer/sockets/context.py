@@ -27,6 +27,7 @@ from transfer.transports.reactor import READABLE, Reactor
 from transfer.transports.registry import offer
 from transfer.transports.security.credentials import Credentials
 from transfer.transports.security.settings import Security
+from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from enum import Enum
@@ -338,7 +339,15 @@ class Context:
                 return 0
             sockets = [socket for socket in self._sockets if not socket.closed]
             self.closed = True
-        unsent = self._close_all(sockets, linger)
+        try:
+            return self._close_all(sockets, linger)
+        except BaseException:  # Ctrl-C: the others do not wait
+            uninterrupted(partial(self._close_all, sockets, 0), 0)
+            raise
+        finally:
+            self._end_parts()
+
+    def _end_parts(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
         if self._started:
@@ -355,7 +364,6 @@ class Context:
         self.flusher.close()
         self.pool.close()
         _live.discard(self)
-        return unsent
 
     @staticmethod
     def _close_all(sockets: list[Socket], linger: float | None) -> int:

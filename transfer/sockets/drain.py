@@ -99,6 +99,16 @@ def finish(fds: Iterable[int], deadline: float) -> None:
         time.sleep(_LOOK)
 
 
+def may_be_lost(fd: int) -> bool:
+    """Whether the peer's kernel does not have all that was written, or the peer has ended without reading it.
+    After `finish`: a peer that reads all, and ends then, has lost nothing."""
+    if fd < 0 or unacknowledged(fd):
+        return True
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 def unacknowledged(fd: int) -> int:
     """Bytes that the peer's kernel has not received. Data of a Unix socket is in the peer's queue at once."""
     try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
+
+from transfer.transports.errors import Closed
 
 
 class Readiness:
@@ -15,9 +18,10 @@ class Readiness:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._watched = False
         self._idle = 0
+        self._ended = False
 
     async def wait(self) -> None:
-        """Returns when another try may succeed; several waiters wake one after the other."""
+        """Returns when another try may succeed; several waiters wake one after the other. Raises Closed."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         self._idle = 0
@@ -25,13 +29,16 @@ class Readiness:
             self.loop.add_reader(self.fd, self._ready)
             self._watched = True
         try:
+            if self._ended:  # asked last: the thread that closes sets it first
+                self.close()
+                raise Closed("the socket is closed")
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self._ready()  # the wake-up goes to the next waiter
             raise
         finally:
-            if not waiter.done():
+            with suppress(ValueError):  # it was woken
                 self._waiters.remove(waiter)
 
     def _ready(self) -> None:
@@ -46,6 +53,11 @@ class Readiness:
         if self._idle > 1:
             self.close()
 
+    def end(self) -> None:
+        """Before the socket closes, in any thread: every waiter tries again, and cannot wait any more."""
+        self._ended = True
+        self.close()
+
     def close(self) -> None:
         """Stops watching the descriptor; every waiter tries again."""
         if self._watched:
@@ -53,9 +65,14 @@ class Readiness:
             if not self.loop.is_closed():
                 self.loop.remove_reader(self.fd)
         while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+            self._wake(self._waiters.popleft())
+
+    def _wake(self, waiter: asyncio.Future[None]) -> None:
+        if asyncio._get_running_loop() is self.loop:
+            wake(waiter)
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(wake, waiter)
 
 
 def watch(loop: asyncio.AbstractEventLoop, fd: int, ready: asyncio.Future[None]) -> bool:

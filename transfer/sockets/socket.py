@@ -129,7 +129,6 @@ class Socket(Base):
             self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
-        #: what each thread has left of a message that it receives part by part
         #: held while deciding which calls the core may do alone
         self._deciding = threading.RLock()
         #: messages that were received as another kind than the caller wanted: (stream, frames, the pattern's
@@ -1207,15 +1206,21 @@ class Socket(Base):
         Returns:
             The number of messages that were not sent; with the option `resend`, not confirmed.
         """
-        lingers = self._linger_seconds(linger)
+        deadline = time.monotonic() + self._linger_seconds(linger)
         if self._inherited or not self._ending.acquire(blocking=False):
             return 0
         self._general_send = True  # a send from now on would not be flushed
         while self._announced:  # before anything else closes: no new peer shall connect
             self._announced.pop().close()
-        deadline = time.monotonic() + lingers
-        if lingers:
-            self._links.flush(deadline)
+        try:
+            if deadline > time.monotonic():
+                self._links.flush(deadline)
+            return self._end_connections(deadline)
+        except BaseException:  # Ctrl-C: it waits no longer
+            uninterrupted(partial(self._end_connections, 0.0), 0)
+            raise
+
+    def _end_connections(self, deadline: float) -> int:
         self._close_core()
         unsent = self._links.close(deadline)
         self.context.tally.socket_ended(self)

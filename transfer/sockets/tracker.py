@@ -17,6 +17,7 @@ class Tracker:
 
     __slots__ = (
         "_cause", "_changed", "_confirmable", "_confirmed", "_error", "_lock", "_outstanding", "_rescued",
+        "_was_released",
     )  # fmt: skip
 
     def __init__(self, confirmable: bool = True) -> None:
@@ -29,7 +30,7 @@ class Tracker:
         self._error: BaseException | None = None
         #: why the connection ends, if this program ends it
         self._cause: Closed | None = None
-        self._rescued = False
+        self._rescued = self._was_released = False
 
     @property
     def done(self) -> bool:
@@ -95,16 +96,19 @@ class Tracker:
     # -- for the socket ------------------------------------------------------------------------
 
     def _taken(self, streams: int) -> None:
-        """Sets how many streams took the message; each calls `_released` once, or has called it already."""
+        """Sets how many parties took the message; each calls `_released`, or has called it already."""
         with self._lock:
             self._outstanding += streams + 1
             self._changed.notify_all()
 
     def _released(self, error: BaseException | None) -> None:
+        """Called when no stream refers to the memory any more; again, if a signal handler raised inside."""
         with self._lock:
-            self._outstanding -= 1
-            if error is not None and not self._confirmed and not self._rescued:
-                self._error = self._cause or error
+            if not self._was_released:
+                self._was_released = True
+                self._outstanding -= 1
+                if error is not None and not self._confirmed and not self._rescued:
+                    self._error = self._cause or error
             self._changed.notify_all()
 
     def _closing(self, cause: Closed) -> None:

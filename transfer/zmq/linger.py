@@ -24,7 +24,7 @@ logger = logging.getLogger("transfer")
 
 #: seconds between two checks where no descriptor signals: a foreign stream's room, a kernel's queue
 _CHECK_INTERVAL = 0.02
-#: seconds of the last step, in which the peer's kernel receives the data of ours
+#: seconds without progress that end the last step, in which the peer's kernel receives the data of ours
 _FINISH = 5.0
 #: ms for the last credit and the end of the connection, when the peer's kernel has all messages
 _CLOSE = 100.0
@@ -187,6 +187,7 @@ class PendingClose:
         self._lingering = lingering
         self._started = time.monotonic()
         self._finishing = 0.0
+        self._unacknowledged = 0
         self._left = -1
 
     def wait_for_group(self) -> None:
@@ -219,10 +220,12 @@ class PendingClose:
             self._finishing = 0.0
             self._wait_for(peers, end, now)
             return False
-        if not self._finishing:
+        unacknowledged = sum(drain.unacknowledged(peer.fd) for peer in peers)
+        if not self._finishing or unacknowledged < self._unacknowledged:
             self._finishing = now + _FINISH
+        self._unacknowledged = unacknowledged
         end = min(end, self._finishing)
-        if now < end and any(drain.unacknowledged(peer.fd) for peer in peers):
+        if now < end and unacknowledged:
             self.fds, self.due = [], min(end, now + _CHECK_INTERVAL)
             return False
         self.successor.close(min(_CLOSE, max(0.0, end - now) * 1000.0))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core import Region
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
+from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Broken, Closed, ProtocolError, RegistrationError, TransferError
 from transfer.transports.rdma.failures import NO_ANSWER, completion_failed
 from transfer.transports.rdma.given_up import GivenUp
@@ -36,30 +37,12 @@ _NUMBERS = (1 << 32) - 1
 _SCARCE = frozenset({"memlock", "memory", "keys"})
 
 
-class _Owner:
-    """The owner of a message's payloads: informed once, when all were READ, and the smaller ones written.
-    left: how many are awaited."""
-
-    __slots__ = ("_error", "_released", "left")
-
-    def __init__(self, released: Released) -> None:
-        self._released = released
-        self._error: BaseException | None = None
-        self.left = 0
-
-    def one_ended(self, error: BaseException | None) -> None:
-        self._error = self._error or error
-        self.left -= 1
-        if not self.left:
-            self._released(self._error)
-
-
 class _Open:
     """A payload that is announced. data: kept by its owner; None: it was copied."""
 
     __slots__ = ("data", "number", "owner", "source")
 
-    def __init__(self, number: int, source: ReadSource, data: Any, owner: _Owner | None) -> None:
+    def __init__(self, number: int, source: ReadSource, data: Any, owner: Countdown | None) -> None:
         self.number = number
         self.source = source
         self.data = data
@@ -68,7 +51,7 @@ class _Open:
     def end(self, error: BaseException | None) -> None:
         self.source.release()
         if self.owner is not None:
-            self.owner.one_ended(error)
+            self.owner.ended(error)
 
 
 class RdmaCarrier:
@@ -104,7 +87,7 @@ class RdmaCarrier:
         if self._closed or len(self._open) + len(frames) > MOST_OPEN:
             return None
         placed: list[OutFrame] = []
-        owner: _Owner | None = None
+        owner: Countdown | None = None
         saved = 0
         try:
             for frame in frames:
@@ -115,7 +98,7 @@ class RdmaCarrier:
                 kept = hold or type(data) is bytes
                 source = self._domain.sources.place(data, kept=kept)
                 if source.copy is None and released is not None:
-                    owner = owner or _Owner(released)
+                    owner = owner or Countdown(released, 0)
                     owner.left += 1
                 self._number += 1
                 number = self._number & _NUMBERS
@@ -142,7 +125,7 @@ class RdmaCarrier:
             return None
         if owner is not None:
             owner.left += 1  # for the frames that the ring carries
-            released = owner.one_ended
+            released = owner.ended
         return placed, released, saved
 
     def _refuse(self, error: RegistrationError) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from transfer.transports.core.copies import copy_of
+from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Broken
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import Block, Blocks, Loan
@@ -15,39 +15,12 @@ from transfer.transports.shm.mappings import MOST_BLOCKS
 _SHARE_BITS = 24
 
 
-class BlockParts:
-    """Calls back once when the last part of a message is free: its shares, and the part that the connection
-    itself took. Each part calls `ended`; the first error counts."""
-
-    def __init__(self, released: Callable[[BaseException | None], None] | None) -> None:
-        self._released = released
-        # Lists, since `pop` is one step for all threads.
-        self._left = [None]
-        self._untold = [None]
-        self._error: BaseException | None = None
-
-    def add(self) -> None:
-        self._left.append(None)
-
-    def ended(self, error: BaseException | None) -> None:
-        if error is not None and self._error is None:
-            self._error = error
-        self._left.pop()
-        if not self._left:
-            try:
-                self._untold.pop()
-            except IndexError:
-                return  # another part ended at the same moment
-            if self._released is not None:
-                self._released(self._error)
-
-
 class Share(NamedTuple):
     """A payload that the peer sees in place. data: keeps the array alive."""
 
     blocks: Blocks
     loan: Loan
-    parts: BlockParts
+    parts: Countdown
     data: Any
 
 
@@ -68,7 +41,7 @@ class ExportedBlocks:
     def numbers(self) -> list[int]:
         return list(self._shares)
 
-    def add(self, blocks: Blocks, loan: Loan, parts: BlockParts, data: Any) -> int | None:
+    def add(self, blocks: Blocks, loan: Loan, parts: Countdown, data: Any) -> int | None:
         """The number of a new share, or None: the block cannot be announced to the peer now."""
         if not self._announce(loan.block):
             return None
@@ -76,7 +49,7 @@ class ExportedBlocks:
         while not number or number in self._shares:
             number = (number + 1) % (1 << _SHARE_BITS)
         self._number = (number + 1) % (1 << _SHARE_BITS)
-        parts.add()
+        parts.left += 1
         self._announced[loan.block.number] = self._announced.pop(loan.block.number)
         self._shares[number] = Share(blocks, loan, parts, data)
         return number

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
+from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Broken, ProtocolError, TransferError, without_frames
 from transfer.transports.reactor import READABLE
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
 from transfer.transports.shm.control_channel import ControlChannel, ShmControlMessage
-from transfer.transports.shm.exported_blocks import BlockParts, ExportedBlocks
+from transfer.transports.shm.exported_blocks import ExportedBlocks
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transfer.transports.shm.segments import Arena, SharedSegment
 from transfer.transports.shm.shm_streams import ShmStreams
@@ -98,7 +99,7 @@ class ShmStream:
         """See core/contract.pyi, Carrier. A block is shared only with `hold`; else it is copied too."""
         placed: list[OutFrame] = []
         saved = 0
-        parts: BlockParts | None = None
+        parts: Countdown | None = None
         blocks: Blocks | None = self._shared.get(BLOCKS) if hold else None
         try:
             for frame in frames:
@@ -109,7 +110,7 @@ class ShmStream:
                     continue
                 reference = None
                 if blocks and type(data) is not bytes:
-                    parts = parts or BlockParts(released)
+                    parts = parts or Countdown(released, 1)
                     reference = self._share(blocks, data, size, several, parts)
                 if reference is None:
                     reference = self._copy(data, size)
@@ -168,7 +169,7 @@ class ShmStream:
             logger.warning("large messages go through the Unix socket instead of shared memory: %s", why)
         self.refused[reason] += 1
 
-    def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: BlockParts) -> bytes | None:
+    def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: Countdown) -> bytes | None:
         """A reference to memory of a block, or None if it is in no block or may not be shown to this peer."""
         loan = blocks.lend(data, size, private=several)
         if loan is None:

@@ -178,13 +178,20 @@ class ConnectionLoss:
             self._log_reader.read_late(peer, frames)
         return UnreadMessages(found, peer) if found and self._state.receives else None
 
-    def is_gone(self, peer: Peer) -> bool:
-        """Whether a peer that confirms has ended, and no call has handled that yet. Used when the socket
-        closes. Reads the credits that the peer sent before its end."""
+    def is_lost(self, peer: Peer, there: bool) -> bool:
+        """Whether a peer that confirms may not get all that was written to it. Used when the socket closes,
+        after `drain.finish`. Reads the credits that the peer has sent.
+
+        there: it had not ended before. If the kernel still has data for it then, its next credit meets a
+        closed connection, and the kernel drops that data.
+        """
         stream = peer.stream
         if not peer.confirms or stream.sent == stream.confirmed:
             return False
-        if stream.broken is None and not drain.has_ended(peer.fd):
+        if there and not peer.foreign and not stream.by_rdma:
+            if not drain.may_be_lost(peer.fd):
+                return False
+        elif stream.broken is None and not drain.has_ended(peer.fd):
             return False
         peer.ended = True
         if self._context.reactor.in_loop():  # the socket may have been dropped during a read of this thread
@@ -201,6 +208,8 @@ class ConnectionLoss:
         if count := max(0, int(peer.stream.sent - unsent - peer.stream.confirmed)):
             self._state.count("unconfirmed", count)
             self._state.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
+            text = "%s: %d messages are unconfirmed at the close and may be lost; a longer linger waits"
+            self._state.throttled.log(logging.WARNING, "closed", text, peer.address or peer.endpoint, count)
         return count
 
     def _holds_reply(self, remnant: UnreadMessages) -> bool:

@@ -392,10 +392,10 @@ class Connections:
         for peer in peers:
             self.state.unwatch(peer)
             kept = _is_kept(peer)
-            gone = self.loss.is_gone(peer)
+            lost = self.loss.is_lost(peer, peer in ours)
             left = max(queued[peer.stream], peer.stream.close())
             unsent += left
-            if gone or kept:
+            if lost or kept:
                 unconfirmed = self.loss.count_unconfirmed(peer, left)
                 unsent += unconfirmed if kept else 0
             self._context.tally.peer_ended(self._pattern.socket_type.name, peer)

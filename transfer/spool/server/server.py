@@ -71,9 +71,11 @@ def _checked_folder(folder: str | os.PathLike[str] | Log) -> Path | Log:
     if isinstance(folder, Log):
         return folder
     try:
-        return Path(folder)
+        if os.fspath(folder):  # an empty one would be the current folder
+            return Path(folder)
     except TypeError:
-        raise wrong("folder", folder, "the path of a folder, or a log") from None
+        pass
+    raise wrong("folder", folder, "the path of a folder, or a log") from None
 
 
 class Spool:

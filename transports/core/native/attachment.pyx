@@ -39,8 +39,9 @@ cdef class Attachments(Receiving):
                 for fd in getattr(stream, "wait_fds", ()):
                     self.watch_foreign(fd)
         else:
-            (<Stream>stream).socket = <void*>self
             (<Stream>stream).opened = weakly(self, "_opened")
+            self.check_usable()  # another thread may have closed it during that call
+            (<Stream>stream).socket = <void*>self
             if sends:
                 self.join_round(stream)
             if receives:

@@ -24,3 +24,6 @@ cdef class Flusher:
 
 cdef void let_go(flusher_t* state) noexcept
 cdef int release_segments(segment_t* segment, object error) except -1
+cdef int inform(object released, object error) except -1
+cdef int raise_soon(object interruption) except -1
+cdef int check_signals() except -1

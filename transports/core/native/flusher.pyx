@@ -1,7 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Flusher: the native thread as Python sees it, and the release of finished Python objects."""
 
-from cpython.ref cimport Py_DECREF
+import threading
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 from posix.unistd cimport read as read_fd
@@ -9,9 +11,17 @@ from posix.unistd cimport read as read_fd
 from transfer.transports.descriptors import descriptor_hint
 from transfer.transports.errors import Broken, OutOfDescriptors
 
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.kernel_writes cimport flusher_t, segment_t
 from transfer.transports.core.native.system cimport pthread_mutex_lock, pthread_mutex_unlock
 from transfer.transports.core.native.thread cimport flusher_end, flusher_free, flusher_join, flusher_new
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*call)(void*) except -1, void* argument)
+    int Py_MakePendingCalls() except -1
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
 
 
 cdef class Flusher:
@@ -69,6 +79,8 @@ cdef int release_segments(segment_t* segment, object error) except -1:
     """Under the GIL and without any mutex: Python code that runs here may call this class again."""
     cdef segment_t* following = segment
     cdef object released
+    cdef object reason
+    cdef object interruption = None
     # All memory first: the last written segment comes first, and one callback may be for several segments.
     while following != NULL:
         if following.owner != NULL:
@@ -79,10 +91,57 @@ cdef int release_segments(segment_t* segment, object error) except -1:
         if segment.released != NULL:
             released = <object>segment.released
             Py_DECREF(released)
-            released(Broken("the connection ended while this message was sent")
-                     if segment.failed else error)
+            reason = Broken("the connection ended while this message was sent") if segment.failed else error
+            interruption = call_whole(released, reason, interruption)
         if segment.capacity:
             free(segment.data)
         free(segment)
         segment = following
-    return 0
+    return raise_soon(interruption)
+
+
+cdef int inform(object released, object error) except -1:
+    """Calls back about a message that has no segments here; None: nobody waits for it."""
+    return 0 if released is None else raise_soon(call_whole(released, error, None))
+
+
+cdef object call_whole(object released, object error, object interruption):
+    """Calls it again if it raises, since a signal handler did (see Countdown): each message is reported.
+    Returns the first exception, or `interruption` if there was one before."""
+    cdef int attempts = 10
+    while attempts:
+        attempts -= 1
+        try:
+            released(error)
+            break
+        except BaseException as raised:
+            if interruption is None:
+                interruption = raised
+    return interruption
+
+
+cdef int raise_soon(object interruption) except -1:
+    """The main thread raises it as soon as it runs Python code again: what sends here has queued its message,
+    and its caller must not hear that it failed. `check_signals` raises it, too."""
+    if interruption is None:
+        return 0
+    if PyThread_get_thread_ident() == native_link.main_thread:
+        Py_INCREF(interruption)
+        if Py_AddPendingCall(raise_now, <void*>interruption) == 0:
+            return 0
+        Py_DECREF(interruption)
+    raise interruption
+
+
+cdef int raise_now(void* interruption) except -1:
+    cdef object raised = <object>interruption
+    Py_DECREF(raised)
+    raise raised
+
+
+cdef int check_signals() except -1:
+    """For a wait: calls the handlers of signals, and raises what `raise_soon` has left."""
+    return Py_MakePendingCalls()
+
+
+native_link.main_thread = threading.main_thread().ident

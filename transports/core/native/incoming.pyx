@@ -176,10 +176,9 @@ cdef class Incoming(Fetched):
         if sink is not None and not header.flags & (F_CONTROL | F_LZ4):
             target = self.ask(sink, frame, size)
         if target is not None:
+            check_room(target, size)
             PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
             try:
-                if <size_t>view.len != size:
-                    raise InternalError(f"a sink gave {view.len} bytes for {size}")
                 memcpy(view.buf, at + head, size)
             finally:
                 PyBuffer_Release(&view)
@@ -201,6 +200,8 @@ cdef class Incoming(Fetched):
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
         if sink is not None and not frame.flags & F_LZ4:
             target = self.ask(sink, frame, size)
+            if target is not None:
+                check_room(target, size)  # what is fetched is gone from where it was
         payload = self.carrier.fetch(frame.data)
         if target is not None:
             copy_into(target, payload)
@@ -361,4 +362,14 @@ cdef int prepare_reader(reader_t* reader) except -1:
         if reader.data == NULL:
             raise MemoryError()
         reader.capacity = READ_AHEAD
+    return 0
+
+
+cdef int check_room(object target, uint64_t size) except -1:
+    """Of memory that a sink gave. Raises BufferError, InternalError."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
+    PyBuffer_Release(&view)
+    if <uint64_t>view.len != size:
+        raise InternalError(f"a sink gave {view.len} bytes for {size}")
     return 0

@@ -142,6 +142,7 @@ cdef extern from *:
     void store_segment "RELAXED_STORE" (segment_t** at, segment_t* value) nogil
 
 cdef int fork_generation
+cdef unsigned long main_thread    # the interpreter's, which runs the handlers of signals
 
 cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil

@@ -35,6 +35,7 @@ cdef enum:
     BURST_NS = 100 * 1000           # the same where a payload is copied in between
 
 fork_generation = 0
+main_thread = 0
 
 
 cdef int64_t now_ns() noexcept nogil:
@@ -439,12 +440,12 @@ cdef void link_arm(link_t* link) noexcept nogil:
     if link.armed or link.closed:
         return
     pthread_mutex_lock(&flusher.mutex)
-    if not flusher.running:
-        flusher.start(flusher)
-    link.armed = 1
-    link.next_pending = flusher.pending
-    flusher.pending = link
-    wake(flusher)
+    # Without the thread nobody would take it out of the list when it ends.
+    if flusher.running or flusher.start(flusher) == 0:
+        link.armed = 1
+        link.next_pending = flusher.pending
+        flusher.pending = link
+        wake(flusher)
     pthread_mutex_unlock(&flusher.mutex)
 
 
@@ -461,9 +462,8 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
     cdef flusher_t* flusher = link.flusher
     pthread_mutex_lock(&flusher.mutex)
     store_int(&link.credit_armed, 1)
-    if not link.credit_listed and not load_int(&link.closed):
-        if not flusher.running:
-            flusher.start(flusher)
+    if (not link.credit_listed and not load_int(&link.closed)
+            and (flusher.running or flusher.start(flusher) == 0)):
         link.credit_listed = 1
         link.credit_due = now_ns() + CREDIT_NS
         link.next_credit = NULL

@@ -9,6 +9,7 @@ import zlib
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -16,7 +17,7 @@ from libc.string cimport memcpy
 from transfer.transports.errors import PLAIN_HINT, TOO_NEW, InternalError, NotSupported
 from transfer.transports.core.wire import MAX_TOPIC
 
-from transfer.transports.core.native.atomic cimport add, add_signed, load_int
+from transfer.transports.core.native.atomic cimport add, add_signed, load_int, store_int
 from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
@@ -147,6 +148,8 @@ cdef int enqueue(link_t* link, outgoing_t* out, Py_ssize_t count, size_t total, 
     if answer == OK and link.fd >= 0 and not link.kernel_full:
         if link_gathers(link) and gather:
             link_arm(link)
+            if not link.armed:  # there is no thread for it
+                link_write(link)
         elif link_write(link) == BROKEN:
             answer = OK        # it is queued: take_unsent finds it, and the next send raises
     if answer == OK and settle and link.borrowed:
@@ -176,6 +179,8 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
         head = HEADER + out[i].meta_size + out[i].topic_size
         at = link_reserve(link, head if out[i].segment != NULL else head + out[i].size, i > 0)
         if at == NULL:
+            if i > 0:  # the peer must not take the next message for its end
+                store_int(&link.error, ENOMEM)
             return NO_MEMORY
         sequence = out[i].sequence
         if sequence == 0 and not control:

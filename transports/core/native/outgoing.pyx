@@ -14,7 +14,7 @@ from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int, load_signed, store_signed
 from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.connection cimport Connection
-from transfer.transports.core.native.flusher cimport release_segments
+from transfer.transports.core.native.flusher cimport inform, release_segments
 from transfer.transports.core.native.sizes cimport LARGE, VERY_LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, BY_REFERENCE, FULL, NO_MEMORY, OK, REFERENCE_SIZE, link_give_up_begun, link_is_full,
@@ -351,8 +351,8 @@ cdef class Outgoing(Connection):
             lent.extend(owners)
         elif not hold or not has_large(owners):
             release_exports(owners)
-        if released is not None and not has_large(owners):
-            released(None)
+        if not has_large(owners):
+            inform(released, None)
         return OK
 
     cdef int notify_room(self, int fd) except -1:

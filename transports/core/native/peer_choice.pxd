@@ -54,6 +54,7 @@ cdef class Sending:
     cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1
     cdef bint has_room(self) except -1
     cdef bint wait_for_room(self, only, int64_t deadline) except -1
+    cdef int arm(self, Stream stream) except -1
     # of the classes below
     cdef int check_usable(self) except -1
     cdef int64_t note_wait(self, int64_t due) except -1

@@ -7,11 +7,13 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
 
+from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
 from transfer.transports.core.native.borrowed_memory cimport link_settle
+from transfer.transports.core.native.flusher cimport check_signals, inform
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
@@ -248,15 +250,14 @@ cdef class Sending:
         takers = [stream for stream in all_streams if stream.matches(topic)]
         if not takers:
             self.dropped_no_peer += 1
-            if released is not None:
-                released(None)
+            inform(released, None)
             return 0
         if len(takers) > 1:
             if not hold:
                 # One copy for all: after that every queue may keep it.
                 frames = [shared(frame) for frame in frames]
             if released is not None:
-                released = Countdown(len(takers), released)
+                released = Countdown(released, len(takers)).ended
         for stream in takers:
             try:
                 if type(stream) is Stream:
@@ -272,8 +273,8 @@ cdef class Sending:
                     stream.dropped += 1
             if took:
                 taken += 1
-            elif released is not None:
-                released(None)
+            else:
+                inform(released, None)
         self.messages_sent += taken
         for frame in frames:
             self.bytes_sent += payload_size(frame[4]) * taken
@@ -408,6 +409,7 @@ cdef class Sending:
         cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef uint64_t drained
+        cdef bint interrupted = True
         if deadline >= 0:
             if begin >= deadline:
                 return False
@@ -430,25 +432,25 @@ cdef class Sending:
                 (<Stream>candidate).notify_room(self.send_event)
         self.waiting += 1
         try:
-            PyErr_CheckSignals()
+            check_signals()
             with nogil:
                 answer = poll(watched, count, wait)
                 error = errno
+            interrupted = False
         finally:
             self.waiting -= 1
             for stream in streams:
                 add_int(&stream.link.waiters, -1)
+                if interrupted:  # the flusher has left its queue to this thread
+                    self.arm(stream)
         if answer > 0 and watched[0].revents:
             read_fd(self.send_event, &drained, 8)
         count = 1
         for stream in streams:
             if answer > 0 and watched[count].revents:
                 stream.write_out(True)
-            elif load_signed(&stream.link.queued_bytes):
-                stream.take_mutex()
-                if not stream.link.wants_output and stream.link.fd >= 0:
-                    link_arm(stream.link)
-                pthread_mutex_unlock(&stream.link.mutex)
+            else:
+                self.arm(stream)
             stream.link.blocked_ns += now_ns() - begin
             count += 1
         self.blocked_ns += now_ns() - begin
@@ -456,6 +458,15 @@ cdef class Sending:
             PyErr_CheckSignals()
         self.check_usable()
         return True
+
+    cdef int arm(self, Stream stream) except -1:
+        """Leaves what is queued to the flusher."""
+        if load_signed(&stream.link.queued_bytes):
+            stream.take_mutex()
+            if not stream.link.wants_output and stream.link.fd >= 0:
+                link_arm(stream.link)
+            pthread_mutex_unlock(&stream.link.mutex)
+        return 0
 
     cdef int check_usable(self) except -1:
         if self.closed:
@@ -476,21 +487,6 @@ cdef class Sending:
 
     def _send_orphans(self):
         pass
-
-
-class Countdown:
-    """Calls `released` once, when the last of `count` parties has called it."""
-
-    def __init__(self, count, released):
-        self.count = count
-        self.released = released
-        self.error = None
-
-    def __call__(self, error):
-        self.error = self.error or error
-        self.count -= 1
-        if self.count == 0:
-            self.released(self.error)
 
 
 cdef tuple shared(tuple frame):

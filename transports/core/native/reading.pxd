@@ -59,4 +59,5 @@ cdef class Reading(Sending):
     cdef tuple pour_stash(self, sink)
     cdef int own(self, list frames) except -1
     cdef int leave_sink(self) except -1
+    cdef object leave_foreign_sink(self, other)
     cdef bint wanted(self, list frames)

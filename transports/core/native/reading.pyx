@@ -9,6 +9,7 @@ from transfer.transports.errors import Broken, Closed, ProtocolError, TransferEr
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport store_int
+from transfer.transports.core.native.flusher cimport raise_soon
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, group, prepare_reader
 from transfer.transports.core.native.kernel_writes cimport F_CONTROL, F_LZ4
 from transfer.transports.core.native.pool cimport Frame, Lease, fill, room_for
@@ -349,6 +350,7 @@ cdef class Reading(Sending):
         """Moves a half read message out of the sink's memory, or its stream is lost."""
         cdef Stream stream = self.sinking
         cdef object other = self.foreign_sinking
+        cdef object interruption = None
         if stream is not None:
             self.sinking = None
             try:
@@ -357,11 +359,26 @@ cdef class Reading(Sending):
                 self.lose(stream, error)
         if other is not None:
             self.foreign_sinking = None
+            interruption = self.leave_foreign_sink(other)
+        return raise_soon(interruption)
+
+    cdef object leave_foreign_sink(self, other):
+        """It takes the call's memory away from the transport, so a signal handler that raises does not end
+        it. Returns what one raised."""
+        cdef object interruption = None
+        cdef int attempts = 10
+        while attempts:
+            attempts -= 1
             try:
                 other.leave_sink()
+                return interruption
             except TransferError as error:
                 self.lose(other, error)
-        return 0
+                return interruption
+            except BaseException as raised:
+                interruption = interruption or raised
+        self.lose(other, Broken("a receive was interrupted inside a message"))
+        return interruption
 
     # --- own subscriptions -----------------------------------------------------------------------
 

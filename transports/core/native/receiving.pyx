@@ -9,6 +9,7 @@ from posix.unistd cimport write as write_fd
 
 from transfer.transports.errors import Again
 
+from transfer.transports.core.native.flusher cimport check_signals
 from transfer.transports.core.native.kernel_writes cimport now_ns
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.reading cimport MAX_EVENTS, MOST_UNWANTED, Reading
@@ -86,11 +87,13 @@ cdef class Receiving(Reading):
                 if not self.wait_for_input(deadline):
                     raise self._no_message()
         finally:
-            self.leave_sink()
-            self.receiving = False
-            if self.exposed:
-                self.signal()
-            PyThread_release_lock(self.lock)
+            try:
+                self.leave_sink()
+            finally:
+                self.receiving = False
+                PyThread_release_lock(self.lock)
+                if self.exposed:
+                    self.signal()
 
     def _pass_turn(self):
         """Handling the last messages took long: other streams come before the next ones of theirs.
@@ -206,7 +209,7 @@ cdef class Receiving(Reading):
                 wait = <int>max(0, min((deadline - now_ns() + 999999) // 1000000, <int64_t>LOOK_MS))
             # A signal just before it would not end the sleep, and between this check and the sleep
             # there is a gap, too: so no sleep is endless.
-            PyErr_CheckSignals()
+            check_signals()
             if count == 0:
                 with nogil:
                     count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, wait)

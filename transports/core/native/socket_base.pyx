@@ -457,10 +457,13 @@ cdef inline Frame only_frame(tuple message):
 
 
 cdef Frame plain_frame(bytes data, header_t* header):
+    # Before the frame is made, which may collect garbage: then other threads read into the same memory.
+    cdef uint64_t sequence = header.sequence
+    cdef unsigned char socket_type = header.socket_type
     cdef Frame frame = Frame.__new__(Frame)
     frame.data = data
-    frame.sequence = header.sequence
-    frame.socket_type = header.socket_type
+    frame.sequence = sequence
+    frame.socket_type = socket_type
     return frame
 
 

@@ -25,6 +25,9 @@ from transfer.transports.core.native.system cimport (
 )
 from transfer.transports.core.native cimport kernel_writes as native_link
 
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
 cdef extern from *:
     """
     static inline void full_fence(void) { __sync_synchronize(); }
@@ -38,6 +41,7 @@ cdef enum:
 
 cdef void after_fork_in_child() noexcept nogil:
     native_link.fork_generation += 1
+    native_link.main_thread = PyThread_get_thread_ident()
 
 
 cdef int hook_installed = 0
@@ -121,6 +125,7 @@ cdef void flusher_end(flusher_t* flusher) noexcept:
     pthread_mutex_lock(&flusher.mutex)
     flusher.running = 0
     free_dead(flusher)
+    flusher.pending = flusher.credit_head = flusher.credit_tail = NULL
     close_descriptors(flusher)
     pthread_mutex_unlock(&flusher.mutex)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from transfer.transports.core.pure.codec import normalize, payload_of
 from transfer.transports.core.pure.flusher import Flusher, Released
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.stream import Stream
+from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Again, Broken
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Sending(Attachments):
         if not matching:
             self.dropped_no_peer += 1
         # One call more than streams: the owner is informed after all streams were tried.
-        done = None if released is None else _Shared(released, len(matching) + 1).done
+        done = None if released is None else Countdown(released, len(matching) + 1).ended
         taken = 0
         for stream in matching:
             accepted = False
@@ -265,21 +265,3 @@ def plain(data: Any) -> tuple[list[OutFrame], int]:
     """The normalized frames of a message of one part, and its size in bytes."""
     payload = payload_of(data)
     return [(0, 0, None, None, payload)], len(payload)
-
-
-class _Shared:
-    """Calls `released` once, after `count` calls of `done`; it passes the first error on."""
-
-    def __init__(self, released: Released, count: int) -> None:
-        self._released = released
-        self._left = count
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-
-    def done(self, error: BaseException | None) -> None:
-        with self._lock:
-            self._error = self._error or error
-            self._left -= 1
-            last = not self._left
-        if last:
-            self._released(self._error)
