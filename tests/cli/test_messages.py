@@ -342,3 +342,8 @@ def test_confirm_waits_for_other_receivers_when_one_leaves(start, run):
     stays.process.send_signal(signal.SIGINT)
     _, output, _ = stays.end()
     assert output.count(b"x") <= confirmed <= output.count(b"x") + 1
+
+
+def test_a_required_transport_without_a_listener_ends_after_the_time_out(run):
+    code, _, said = run("push", "-c", f"tcp://127.0.0.1:{free_port()}?policy=require", "-d", "x", "-t", 0.3)
+    assert code == 3 and "within 0.3 s: no peer listens" in said and "Connection refused" in said

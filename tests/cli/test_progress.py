@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from transfer.cli import progress
+from transfer.cli import outputs, progress
 
 
 class Terminal(io.StringIO):
@@ -75,3 +75,10 @@ def test_quiet_is_quiet(capsys):
     shown.add(7)
     shown.close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_no_control_characters_of_a_sender(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(outputs.sys, "stdout", terminal)
+    outputs.Writer().write(outputs.ReceivedMessage("bytes", [b"a\x1b]0;title\x07", b"b\nc"], 13))
+    assert terminal.getvalue() == "a\\x1b]0;title\\x07\tb\nc\n"

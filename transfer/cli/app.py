@@ -122,7 +122,10 @@ def push(
     count: options.Count = None,
     interval: options.Interval = 0.0,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="End only after the receivers have consumed everything.")
+        bool,
+        typer.Option(
+            "--confirm", help="End only after the receivers have taken everything, whatever they do with it."
+        ),
     ] = False,
     shown: Shown,
 ) -> None:

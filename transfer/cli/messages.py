@@ -37,7 +37,12 @@ def open_socket(kind: str, where: Where, report: Any = None, **options: Any) -> 
     with transfer.Context() as context:
         socket = context.socket(getattr(transfer, kind))
         try:
-            socket.sndtimeo = socket.rcvtimeo = -1 if where.timeout is None else round(where.timeout * 1000)
+            if where.timeout is not None:
+                socket.sndtimeo = socket.rcvtimeo = wait = round(where.timeout * 1000)
+                # With the policy `require`, `connect` itself waits.
+                socket.handshake_ivl = max(1, min(wait, socket.handshake_ivl))
+            else:
+                socket.sndtimeo = socket.rcvtimeo = -1
             for name, value in options.items():
                 setattr(socket, name, value)
             for endpoint in where.bind or ():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer.cli.tables import print_json
+from transfer.cli.tables import print_json, printable
 from transfer.transports.errors import NotATensor, UsageError
 
 #: largest payload, in bytes, that JSON output includes
@@ -65,7 +65,8 @@ class Writer:
                 sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
         elif file is None:
-            print(self._line(message), flush=True)
+            line = self._line(message)
+            print(printable(line, keep="\t\n") if sys.stdout.isatty() else line, flush=True)
 
     def _save(self, message: ReceivedMessage, folder: Path) -> Path:
         stem = folder / f"message-{self._files + self._number:06d}"

@@ -59,9 +59,9 @@ def print_json(value: Any) -> None:
     print(text, flush=True)
 
 
-def printable(text: object) -> str:
-    """Returns a foreign text with its control characters escaped for a terminal."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(text))
+def printable(text: object, keep: str = "") -> str:
+    """Returns a foreign text with its control characters escaped for a terminal, except those of `keep`."""
+    return "".join(sign if sign.isprintable() or sign in keep else repr(sign)[1:-1] for sign in str(text))
 
 
 def confirmed(question: str) -> bool:

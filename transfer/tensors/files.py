@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, Final
 
 from transfer.tensors import dtypes
-from transfer.tensors.build import NUMPY, Recipe, builder_for, recipe_for
+from transfer.tensors.build import NUMPY, Builder, Recipe, builder_for, recipe_for
 from transfer.tensors.export import export
 from transfer.tensors.header import EXTENDED_FLAGS, MAX_BYTES, TensorSpec
 from transfer.transports.errors import NotATensor, ProtocolError, UsageError
@@ -41,8 +41,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> tuple[dict[str, A
 
     Raises:
         UsageError: the suffix is neither .safetensors nor .npy.
-        ProtocolError: the file is damaged.
-        NotATensor: the file holds Python objects.
+        NotATensor: the file is damaged, or holds Python objects.
         OSError: the file cannot be read.
     """
     name = os.fspath(path)
@@ -50,14 +49,21 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> tuple[dict[str, A
         return {"": _load_npy(name, like)}, {}
     if not name.endswith(".safetensors"):
         raise UsageError(f"{name} is neither .safetensors nor .npy")
-    builder = builder_for(like)
+    try:
+        return _load_safetensors(name, builder_for(like))
+    except ProtocolError as error:  # what the header says does not hold, as in a peer's message
+        hint = "the file is damaged, or its end is missing: copy or save it again"
+        raise NotATensor(f"{name}: {error}", hint=hint) from error
+
+
+def _load_safetensors(name: str, builder: Builder) -> tuple[dict[str, Any], dict[str, str]]:
     with open(name, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _LENGTH.size:
-            raise ProtocolError("truncated", f"{name} has {size} bytes")
+            raise ProtocolError("truncated", f"the file has {size} bytes")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
-        rows, metadata, start = _read_header(mapped, name)
+        rows, metadata, start = _read_header(mapped)
         tensors: dict[str, Any] = {}
         for key, (spec, offset) in rows.items():
             recipe = Recipe(spec, EXTENDED_FLAGS)
@@ -75,20 +81,20 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> tuple[dict[str, A
 _Rows = dict[str, tuple[TensorSpec, int]]
 
 
-def _read_header(mapped: mmap.mmap, name: str) -> tuple[_Rows, dict[str, str], int]:
+def _read_header(mapped: mmap.mmap) -> tuple[_Rows, dict[str, str], int]:
     (length,) = _LENGTH.unpack_from(mapped)
     start = _LENGTH.size + length
     if length > _MAX_HEADER or start > len(mapped):
-        raise ProtocolError("truncated", f"{name} has a header of {length} bytes in {len(mapped)}")
+        raise ProtocolError("truncated", f"it has a header of {length} bytes in {len(mapped)}")
     try:
         described = json.loads(mapped[_LENGTH.size : start].decode())
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("tensor", f"the header of {name} is not JSON") from error
+        raise ProtocolError("tensor", "the header is not JSON") from error
     if not isinstance(described, dict):
-        raise ProtocolError("tensor", f"the header of {name} is not an object")
+        raise ProtocolError("tensor", "the header is not an object")
     metadata = described.pop(_METADATA, None) or {}
     if not isinstance(metadata, dict):
-        raise ProtocolError("tensor", f"the metadata of {name} is not an object")
+        raise ProtocolError("tensor", "the metadata is not an object")
     rows = {key: _read_row(key, row, len(mapped) - start) for key, row in described.items()}
     return rows, metadata, start
 

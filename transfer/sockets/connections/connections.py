@@ -39,7 +39,6 @@ from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import (
     AddressError,
-    Again,
     Broken,
     Closed,
     HandshakeError,
@@ -249,10 +248,11 @@ class Connections:
             lambda: self._is_reached(record) or self.state.fatal or self.state.closing, timeout
         )
         if not self._is_reached(record):
+            missing = self.no_peer.error(f"no handshake with {record.address} within {timeout:g} s: ")
             self.forget(record)
             if self.state.fatal is not None:
                 raise self.state.fatal
-            raise Again(f"no handshake with {record.address} within {timeout:g} s") from record.error
+            raise missing from record.error
 
     def _is_reached(self, record: Endpoint) -> bool:
         """Whether the endpoint, or one of its members, has a connection."""
