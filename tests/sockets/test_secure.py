@@ -212,3 +212,17 @@ def test_an_idle_connection_wakes_at_once(context) -> None:
     for size in (1, 16_384, 16_385, 40_000, 100_000) * 4:
         push.send(bytes(size))
         assert len(pull.recv()) == size
+
+
+@pytest.mark.parametrize("missing", ["tls", "token"])
+def test_the_listener_says_whom_it_refuses_and_why(made, secure, missing, caplog) -> None:
+    has = secure if missing == "tls" else Security(token="17c11c070fe9d38e70c224ae891089be")
+    pull = made(has).socket(transfer.PULL, rcvtimeo=50)
+    pull.bind("tcp://127.0.0.1:0")
+    made(Security()).socket(transfer.PUSH).connect(pull.last_endpoint)
+    refused = "does not speak TLS" if missing == "tls" else "the peer has no token"
+    assert eventually(
+        lambda: [line for line in caplog.messages if "listening on" in line and refused in line]
+    )
+    with pytest.raises(Again, match=f"one was refused: {missing}: "):
+        pull.recv()

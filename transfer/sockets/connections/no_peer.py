@@ -23,11 +23,11 @@ logger = logging.getLogger("transfer")
 
 #: reasons of handshakes that fail again until one of the programs changes: those that the listening side logs
 #: (its peer may not show them), and those that the connecting side logs
-_OF_ACCEPTED = frozenset({"magic", "socket_type", "policy"})
+_OF_ACCEPTED = frozenset({"magic", "socket_type", "policy", "token", "tls"})
 _LASTING = (
     _OF_ACCEPTED
     | PLACE_TAKEN
-    | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
+    | {"flags", "length", "version", "hello", "no_hello", "self_connect"}
     | {"no_log", "duplicate_log"}
 )
 #: reasons of handshakes that end for an unknown cause
