@@ -751,3 +751,16 @@ def test_a_stream_that_is_detached_while_it_is_held(holding, kit):
     socket._attach(stream, False, True)
     socket.receive_timeout = 5000
     assert socket.recv() == b"x"
+
+
+def test_a_message_that_is_given_back_comes_before_one_that_was_found_meanwhile(kit):
+    stream, far = kit.raw()
+    socket = kit.puller(stream)
+    for data in (b"1", b"2", b"3"):
+        far.sendall(Raw(data).encode())
+    first = socket._recv_message(1000)
+    assert readable(socket, 1.0) and socket._readable()
+    socket._give_again(*first)
+    assert [frames[0].data for _, frames in socket._found()] == [b"1", b"2"]
+    assert [socket._recv_message(1000)[1][0].data for _ in range(3)] == [b"1", b"2", b"3"]
+    assert (stream.received, socket.messages_received) == (3, 3)

@@ -119,10 +119,19 @@ cdef class Receiving(Reading):
         it. It is counted already. Any thread may call."""
         cdef list first = []  # made before the check: see Attachments
         cdef tuple message = (stream, frames)
+        cdef tuple newer = None
+        cdef bint counted
         self.own(frames)
         if self.again is None:
             self.again = first
+        if not self.receiving and self.stash is not None:  # it was found after this one
+            newer, counted = self.stash, self.stash is self.counted
+            self.stash = self.counted = None
         self.again.append(message)
+        if newer is not None:
+            self.again.append(newer)
+            if not counted:
+                self.count_message(newer)
         self._notify()
 
     cdef int claim(self, tuple message) except -1:

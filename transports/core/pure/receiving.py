@@ -168,7 +168,17 @@ class Receiving(Attachments):
         for frame in frames:
             if not isinstance(frame.data, bytes):
                 frame.data = copied(frame.data, self._pool)
-        self._again.append((stream, frames, set()))
+        owned = self._receiving.acquire(False)
+        try:
+            newer = self._kept.unread if owned else None  # it was found after this one
+            self._again.append((stream, frames, set()))
+            if newer is not None:
+                self._count_once(newer)
+                self._kept.unread = self._kept.counted = None
+                self._again.append(newer)
+        finally:
+            if owned:
+                self._receiving.release()
         self._notify()
 
     def _look_at_all(self) -> None:
