@@ -94,8 +94,11 @@ cdef void want_room(ring_t* ring) noexcept nogil:
 
 
 cdef void notice_end(ring_t* ring) noexcept nogil:
-    """For who is no reader."""
-    cdef int found = has_ended(ring)
+    """For who is no reader. When the ring has ended, the descriptor is another's."""
+    cdef int found
+    if ring.ended:
+        return
+    found = has_ended(ring)
     if found >= 0 or errno != EAGAIN:
         broken(ring, EPROTO if found > 0 else EPIPE if found == 0 else errno)
 
