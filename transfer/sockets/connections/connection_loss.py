@@ -209,7 +209,7 @@ class ConnectionLoss:
             self._state.count("unconfirmed", count)
             self._state.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
             text = "%s: %d messages are unconfirmed at the close and may be lost; a longer linger waits"
-            self._state.throttled.log(logging.WARNING, "closed", text, peer.address or peer.endpoint, count)
+            self._state.throttled.log(logging.INFO, "closed", text, peer.address or peer.endpoint, count)
         return count
 
     def _holds_reply(self, remnant: UnreadMessages) -> bool:
