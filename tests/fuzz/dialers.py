@@ -102,9 +102,10 @@ def greeting(name: Callable[[], str]) -> Dial:
     """To the Unix socket itself, with a token that nobody gave out and descriptors of some kind."""
 
     def dial(rng: random.Random) -> socket.socket:
+        address = "\0" + name()
         peer = socket.socket(socket.AF_UNIX)
         peer.settimeout(_PATIENCE)
-        peer.connect("\0" + name())
+        peer.connect(address)
         token = rng.randbytes(rng.choice((TOKEN_SIZE, TOKEN_SIZE, TOKEN_SIZE, 1, 15, 17, 5000)))
         if rng.random() < 0.8:
             _pass(peer, token, rng)
@@ -121,7 +122,9 @@ def unix_listener_name(pid: int) -> str:
             inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
         except OSError:
             continue  # closed meanwhile
-    listeners = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    # Names of other programs may be any bytes.
+    lines = Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n")
+    listeners = [line.split() for line in lines[1:]]
     return next(
         words[7][1:]
         for words in listeners

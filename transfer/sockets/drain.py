@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.base import Stream
+from transfer.transports.core.wire import CREDIT, HEADER_SIZE
 from transfer.transports.errors import Broken
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _LOOK = 0.002
 #: SIOCOUTQ: bytes that the peer's kernel has not acknowledged
 _UNACKNOWLEDGED = termios.TIOCOUTQ
 _UNREAD = termios.FIONREAD
+#: bytes of what a closing socket writes behind its messages: a credit, and the end, which counts as one
+_LAST = HEADER_SIZE + CREDIT.size + 1
 
 
 def unread(peer: Peer) -> int:
@@ -100,9 +103,9 @@ def finish(fds: Iterable[int], deadline: float) -> None:
 
 
 def may_be_lost(fd: int) -> bool:
-    """Whether the peer's kernel does not have all that was written, or the peer has ended without reading it.
+    """Whether the peer's kernel does not have all messages, or the peer has ended without reading them.
     After `finish`: a peer that reads all, and ends then, has lost nothing."""
-    if fd < 0 or unacknowledged(fd):
+    if fd < 0 or unacknowledged(fd) > _LAST:
         return True
     poll = select.poll()
     poll.register(fd, 0)

@@ -80,6 +80,10 @@ token is configured, or TRANSFER_UNAUTHENTICATED=allow: [Security](security.md) 
 | the events of a monitor | inproc connections have them too; CONNECT_DELAYED only if the kernel connects \
 later, mostly to another machine; no CLOSED after each failed attempt | none of inproc; CONNECT_DELAYED of \
 every TCP connection |
+| the peer of a REQ ends before it replies | POLLIN, and `recv` raises Broken (ECONNRESET) at once: a lazy \
+pirate's client catches it, and tries again | no event: the client's own time-out |
+| `send` of a REP that has not received all parts of its request | it replies; the other parts are dropped | \
+ZMQError (EFSM) |
 | `send` of a non-contiguous array | BufferError; with `copy=False` below `copy_threshold` bytes sent in C \
 order | ValueError; with `copy=False` BufferError |
 

@@ -101,7 +101,7 @@ cdef int release_segments(segment_t* segment, object error) except -1:
 
 
 cdef int inform(object released, object error) except -1:
-    """Calls back about a message that has no segments here; None: nobody waits for it."""
+    """Calls back about a message that has no segments here; None: no owner waits for it."""
     return 0 if released is None else raise_soon(call_whole(released, error, None))
 
 

@@ -440,7 +440,7 @@ cdef void link_arm(link_t* link) noexcept nogil:
     if link.armed or link.closed:
         return
     pthread_mutex_lock(&flusher.mutex)
-    # Without the thread nobody would take it out of the list when it ends.
+    # Only the thread takes it out of the list when it ends.
     if flusher.running or flusher.start(flusher) == 0:
         link.armed = 1
         link.next_pending = flusher.pending
