@@ -830,3 +830,8 @@ def test_a_job_that_one_task_refused_is_refused_by_its_type_to_the_others(spool)
     with pytest.raises(NotATensor, match=r"^column 'x' has 1 null value\(s\)\n  hint: fill them$"):
         ask(spool.endpoint, Declare(job="job", task=True, **declare))
     assert not ask(spool.endpoint, Declare(job="another", task=True, **declare))[1]["done"]
+
+
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(transfer.UsageError, match="folder"):
+        Spool("")

@@ -176,9 +176,9 @@ cdef class Incoming(Fetched):
         if sink is not None and not header.flags & (F_CONTROL | F_LZ4):
             target = self.ask(sink, frame, size)
         if target is not None:
-            check_room(target, size)
             PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
             try:
+                check_size(&view, size)
                 memcpy(view.buf, at + head, size)
             finally:
                 PyBuffer_Release(&view)
@@ -369,7 +369,13 @@ cdef int check_room(object target, uint64_t size) except -1:
     """Of memory that a sink gave. Raises BufferError, InternalError."""
     cdef Py_buffer view
     PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
-    PyBuffer_Release(&view)
+    try:
+        return check_size(&view, size)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int check_size(Py_buffer* view, uint64_t size) except -1:
     if <uint64_t>view.len != size:
         raise InternalError(f"a sink gave {view.len} bytes for {size}")
     return 0

@@ -2,9 +2,9 @@
 """A connection's out-queue, and the system calls that write it, without the GIL. thread.pyx is the flusher.
 
 Small messages are copied into the tail chunk and share a write; large payloads lie in separate segments that
-point into the user's memory. `link_t.mutex` guards the queue. Rules against deadlock: never take the GIL
-while holding a mutex; the order is link, then flusher; Python objects of finished segments wait in `finished`
-for the next caller that has the GIL.
+point into the user's memory. `link_t.mutex` guards the queue. Rules against deadlock: never block on a link's
+mutex with the GIL, since its holder may wait for the GIL; the order is link, then flusher; Python objects of
+finished segments wait in `finished` for the next caller that has the GIL.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno

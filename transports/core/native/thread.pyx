@@ -2,7 +2,7 @@
 """The flusher: a thread that never takes the GIL.
 
 It writes what streams have pending a tick after it was buffered, drains those whose kernel buffer was full,
-and sends credits. It alone frees a closed link, since it may be using one.
+and sends credits. While it runs it alone frees a closed link, since it may be using one.
 """
 
 from libc.stdint cimport int64_t, uint64_t
