@@ -99,6 +99,24 @@ def test_arrival_wakes_a_receiver(core, kit):
     assert socket.messages_received == 1
 
 
+@pytest.mark.parametrize("core", ["native"], indirect=True)
+def test_a_fan_out_that_an_error_ends_counts_who_misses_it(kit):
+    class NoMemory(Foreign):
+        def send(self, frames, *, force=False, hold=False, released=None) -> int:
+            raise MemoryError
+
+    own, far = kit.raw()
+    own.subscribe(b"a")
+    fails, later = NoMemory(), Foreign()
+    socket = kit.socket(send_mode=FANOUT)
+    for stream in own, fails, later:
+        socket._attach(stream, True, False)
+    with pytest.raises(MemoryError):
+        socket._send_frames([plain(b"abc")], 0)
+    assert read_frame(far).data == b"abc"
+    assert (socket.messages_sent, fails.dropped, later.dropped) == (1, 0, 1)
+
+
 def test_fair_between_foreign_and_own(core, kit):
     stream = Foreign()
     own, far = kit.raw()

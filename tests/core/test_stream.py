@@ -477,6 +477,21 @@ def test_credits_wait_behind_no_output(kit):
     assert credit(read_frame(far)) == 1
 
 
+def test_a_steady_output_keeps_no_credit_back(kit):
+    stream, far = kit.raw(buffer=4096, credits=True)
+    socket = kit.puller(stream)
+    for consumed in 1, 2, 3:
+        far.sendall(Raw(b"x").encode())
+        socket.recv()
+        for _ in range(20):
+            while stream.queued_bytes < 2 * BIG:  # so that the queue is never empty
+                stream.send([plain(b"x" * BIG)], force=True)
+            frame = read_frame(far)
+            if frame.flags & CONTROL:
+                break
+        assert credit(frame) == consumed
+
+
 def test_threads_receive_of_their_streams_at_once(kit):
     """What a core lends for reading is nobody's twice."""
     count, size = 3000, 2000

@@ -111,7 +111,7 @@ cdef class Attachments(Receiving):
             return
         (<Stream>stream).socket = NULL
         (<Stream>stream).opened = None
-        (<Stream>stream).notify_room(-1)
+        (<Stream>stream).notify_room(-1, NULL)
         if self.by_fd.get((<Stream>stream).watched_fd()) is stream:
             numbers = [(<Stream>stream).watched_fd()]
         else:  # closed before, or never watched

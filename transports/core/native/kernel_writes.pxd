@@ -116,6 +116,7 @@ cdef struct link_t:
     int credit_armed
     int64_t credit_due
     uint64_t credited
+    uint64_t credit_end       # of the last credit, in bytes like `written`
     link_t* next_dead
 
 cdef struct flusher_t:

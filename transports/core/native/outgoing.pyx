@@ -355,14 +355,16 @@ cdef class Outgoing(Connection):
             inform(released, None)
         return OK
 
-    cdef int notify_room(self, int fd) except -1:
-        """Sets the eventfd for reports of room; -1: none. The earlier one is not written to any more: its
-        number may be reused. Does nothing in a forked child, which has no flusher thread."""
+    cdef int notify_room(self, int fd, void* socket) except -1:
+        """Sets the eventfd for reports of room, of the socket that it is attached to; -1: none. The earlier
+        one is not written to any more: its number may be reused. Does nothing where the stream was detached
+        meanwhile, nor in a forked child, which has no flusher thread."""
         if self.link.flusher.generation == native_link.fork_generation:
             self.take_mutex()
-            self.link.notify_fd = fd
-            if self.link.ring != NULL:
-                link_notice_fetched(self.link)
+            if self.socket == socket:
+                self.link.notify_fd = fd
+                if self.link.ring != NULL:
+                    link_notice_fetched(self.link)
             pthread_mutex_unlock(&self.link.mutex)
         return 0
 

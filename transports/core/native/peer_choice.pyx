@@ -185,10 +185,8 @@ cdef class Sending:
         for candidate in (self.outs if only is None else (only,)):
             if type(candidate) is Stream:
                 stream = <Stream>candidate
-                stream.take_mutex()
-                stream.link.notify_fd = self.receive_event
+                stream.notify_room(self.receive_event, <void*>self)
                 room = room or not link_is_full(stream.link, <size_t>size)
-                pthread_mutex_unlock(&stream.link.mutex)
         self.signal()
         return room and (only is not None or not self._behind)
 
@@ -240,7 +238,7 @@ cdef class Sending:
     cdef object fan_out(self, frames, topic, bint hold, released):
         cdef list takers
         cdef list all_streams = self.outs + self.foreign_outs
-        cdef Py_ssize_t taken = 0
+        cdef Py_ssize_t taken = 0, offered = 0
         cdef uint64_t number = 0
         cdef object stream
         if topic is None:
@@ -258,26 +256,32 @@ cdef class Sending:
                 frames = [shared(frame) for frame in frames]
             if released is not None:
                 released = Countdown(released, len(takers)).ended
-        for stream in takers:
-            try:
-                if type(stream) is Stream:
-                    (<Stream>stream).several = len(takers) > 1
-                    took = (<Stream>stream).offer(frames, False, hold, released, None, &number) == OK
+        try:
+            for stream in takers:
+                offered += 1
+                try:
+                    if type(stream) is Stream:
+                        (<Stream>stream).several = len(takers) > 1
+                        took = (<Stream>stream).offer(frames, False, hold, released, None, &number) == OK
+                    else:
+                        took = stream.send(frames, hold=hold, released=released)
+                except (Broken, Closed) as error:
+                    self.lose(stream, error)
+                    took = False
                 else:
-                    took = stream.send(frames, hold=hold, released=released)
-            except (Broken, Closed) as error:
-                self.lose(stream, error)
-                took = False
-            else:
-                if not took:
-                    stream.dropped += 1
-            if took:
-                taken += 1
-            else:
+                    if not took:
+                        stream.dropped += 1
+                if took:
+                    taken += 1
+                else:
+                    inform(released, None)
+        finally:
+            for stream in takers[offered:]:  # that miss it by an error, of a signal's handler or of memory
+                stream.dropped += 1
                 inform(released, None)
-        self.messages_sent += taken
-        for frame in frames:
-            self.bytes_sent += payload_size(frame[4]) * taken
+            self.messages_sent += taken
+            for frame in frames:
+                self.bytes_sent += payload_size(frame[4]) * taken
         return taken
 
     cdef bytes first_bytes(self, data, list streams):
@@ -426,10 +430,10 @@ cdef class Sending:
                 link_watch_room(stream.link, &watched[count])
                 count += 1
                 if stream.link.ring != NULL:    # the reactor may take what would make that readable
-                    stream.notify_room(self.send_event)
+                    stream.notify_room(self.send_event, <void*>self)
             elif type(candidate) is Stream:
                 # More than one poll takes: the flusher drains these and notifies.
-                (<Stream>candidate).notify_room(self.send_event)
+                (<Stream>candidate).notify_room(self.send_event, <void*>self)
         self.waiting += 1
         try:
             check_signals()

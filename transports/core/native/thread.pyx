@@ -332,16 +332,18 @@ cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
 
 
 cdef int credit_one(flusher_t* flusher, link_t* link) noexcept nogil:
-    """Whether it must be checked again because there was, or is, something to report."""
+    """Whether it must be checked again because there was, or is, something to report. At most one credit is
+    in a queue, behind what was queued before it: one that is never empty must not keep the peer waiting."""
     cdef int found = 0
     if pthread_mutex_trylock(&link.mutex) != 0:
         return 1           # another thread writes there: a credit would be late, and others must not wait
     if (not link.closed and link.fd >= 0 and not load_int(&link.error)
             and load(&link.received) != link.credited):
         found = 1
-        if link.queued_bytes == 0:
+        if link.queued_bytes == 0 or link.written >= link.credit_end:
             put_credit(link)
-            write_and_watch(flusher, link)
+            if not link.wants_output:
+                write_and_watch(flusher, link)
     pthread_mutex_unlock(&link.mutex)
     return found
 
@@ -354,4 +356,5 @@ cdef void put_credit(link_t* link) noexcept nogil:
     link_put_header(at, link.socket_type, F_CONTROL, 0, 0, 9, 0)
     at[HEADER] = CREDIT_KIND
     memcpy(at + HEADER + 1, &consumed, 8)
+    link.credit_end = link.written + <uint64_t>link.queued_bytes
     link.credited = consumed

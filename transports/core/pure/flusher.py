@@ -179,6 +179,5 @@ class Flusher:
             self._credit_due = time.monotonic() + _CREDIT_INTERVAL
         for stream in due:
             if not stream._send_credit():
-                # Output is queued: a credit behind it would only be late.
                 with self._lock:
                     self._credits[stream] = None

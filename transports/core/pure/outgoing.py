@@ -73,6 +73,7 @@ class Outgoing:
         self._finished: list[tuple[Message, BaseException | None]] = []
         self._room = False
         self._credited = 0
+        self._last_credit: Message | None = None
         self._credit_listed = False
 
     @property
@@ -414,12 +415,13 @@ class Outgoing:
         return True
 
     def _send_credit(self) -> bool:
-        """Sends the count of consumed messages. False: not now, output is queued or being written."""
+        """Sends the count of consumed messages. False: not now, the last one is queued, or
+        another thread writes."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             able = self.broken is None and self._socket is not None and self.credits
-            if able and self._has_output:
+            if able and self._last_credit is not None and self._last_credit.left:
                 return False
             # Before the count is read: a message that is consumed meanwhile lists the stream again.
             self._credit_listed = False
@@ -428,7 +430,7 @@ class Outgoing:
                 data = CREDIT.pack(Control.CREDIT, self._credited)
                 frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
                 chunks = encode(frames, self._socket_type, 0, self.checksum)
-                message = Message(frames, chunks, len(data), None, 0)
+                message = self._last_credit = Message(frames, chunks, len(data), None, 0)
                 self._queue.append(message)
                 self._pending_bytes += message.left
                 self._write()
