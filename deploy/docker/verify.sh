@@ -27,8 +27,8 @@ target=all python='' context=$repository keep='' fresh='' engine=''
 while (($#)); do
     case $1 in
         --target) target=${2:?} && shift 2 ;;
-        --python) python=$(cd "${2:?}" && pwd) && shift 2 ;;
-        --context) context=$(cd "${2:?}" && pwd) && shift 2 ;;
+        --python) python=$(cd "${2:?}" && pwd) || exit 2; shift 2 ;;
+        --context) context=$(cd "${2:?}" && pwd) || exit 2; shift 2 ;;
         --engine) engine=${2:?} && shift 2 ;;
         --keep) keep=1 && shift ;;
         --fresh) fresh=1 && shift ;;

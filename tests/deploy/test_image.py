@@ -218,6 +218,8 @@ def test_verify_is_a_shell_program_that_says_what_it_does():
     assert "--target" in told.stdout and "--engine" in told.stdout
     wrong = subprocess.run([DOCKER / "verify.sh", "--target", "x"], capture_output=True, timeout=20)
     assert wrong.returncode == 2 and b"--target" in wrong.stderr
+    no_folder = subprocess.run([DOCKER / "verify.sh", "--python", __file__], capture_output=True, timeout=20)
+    assert no_folder.returncode == 2 and __file__.encode() in no_folder.stderr
 
 
 @pytest.mark.slow

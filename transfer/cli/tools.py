@@ -110,12 +110,12 @@ def _show(checks: list[Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    class Shown(Console):
+    class ShellConsole(Console):
         def on_broken_pipe(self) -> None:
             """Raises the error, which `transfer` handles: rich would end with exit code 1."""
             raise BrokenPipeError
 
-    console = Shown(highlight=False, soft_wrap=True)
+    console = ShellConsole(highlight=False, soft_wrap=True)
     group = ""
     for check in checks:
         if check.group != group:
