@@ -17,6 +17,7 @@ Variables:
     MC_IB_SL: service level on InfiniBand, 0 to 15; by default 0
     MC_PKEY_INDEX: the place of the partition's key in the port's table; by default 0
     TRANSFER_LIBIBVERBS: path of another libibverbs.so.1
+    TRANSFER_LIBCUDA: path of another libcuda.so.1
     TRANSFER_UCX_DRIVER: `auto`, `libucp`: the second also uses a UCX that only the system has
     TRANSFER_CORE: `auto`, `native`, `pure`: the compiled core, or the one in Python
     TRANSFER_DNS: `host[:port]`, several with commas: name servers for `dns://`, instead of the system's
@@ -64,6 +65,7 @@ DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: names of the arguments, where an error names a variable otherwise
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
 SYSTEMS_LIBIBVERBS = "libibverbs.so.1"
+SYSTEMS_LIBCUDA = "libcuda.so.1"
 RDMA_VARIABLES = (
     *("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU"),
     *("MC_IB_TC", "MC_IB_SL", "MC_PKEY_INDEX"),
@@ -209,6 +211,12 @@ def libibverbs(environ: Mapping[str, str] | None = None) -> str:
     return _library(environ, "TRANSFER_LIBIBVERBS", example) or SYSTEMS_LIBIBVERBS
 
 
+def libcuda(environ: Mapping[str, str] | None = None) -> str:
+    """The CUDA driver that the compiled core loads, from TRANSFER_LIBCUDA. Raises OptionError."""
+    example = "a CUDA driver, such as /usr/lib/wsl/lib/libcuda.so.1"
+    return _library(environ, "TRANSFER_LIBCUDA", example) or SYSTEMS_LIBCUDA
+
+
 def _library(environ: Mapping[str, str] | None, name: str, example: str) -> str:
     path = (os.environ if environ is None else environ).get(name, "").strip()
     if "/" in path and not os.path.isfile(path):  # else the system's loader searches for it
@@ -325,5 +333,5 @@ def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[s
 #: what `load` checks although something else uses it
 _READ_AT_ONCE = (
     *(core_choice, local_enabled, ucx_driver, name_servers, dns_family, advertised_host),
-    *(libssl, libibverbs),
+    *(libssl, libibverbs, libcuda),
 )

@@ -1,68 +1,59 @@
-"""The calls of the CUDA driver that register memory with a network card: four of them.
+"""The CUDA driver, by the compiled core: what it says of memory, its dma-bufs, and the contexts of GPUs.
 
-They go by NVIDIA's cuda.bindings (extras `cuda12`, `cuda13`; torch for CUDA brings it), whose calls return a
-status and a result. Attributes and exports were tried on a GPU; registering with a card never was.
+`load` makes no context: that begins with `context`. Attributes, contexts and exports were tried on a GPU by
+NVIDIA's own binding; this one ran on the tests' driver only. Registering with a network card never ran.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import mmap
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
-from transfer.transports.errors import RegistrationError
-from transfer.transports.gpu import DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
+from transfer.transports.errors import DeviceError
+from transfer.transports.gpu import DEVICE_ORDINAL, DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
 
 logger = logging.getLogger("transfer")
 
-#: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-DMA_BUF: Final = 1
-
 
 class Cuda:
-    """driver: the module `cuda.bindings.driver`. Thread-safe, as the driver is."""
+    """driver: the core's `libcuda`. contexts: makes the context of a GPU by its number. Thread-safe."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, contexts: Any) -> None:
         self._driver = driver
+        #: the context of a GPU, by its number; made by the first use. Raises DeviceError
+        self.context = cache(contexts)
+        self.uuid: Any = cache(driver.device_uuid)
 
     def supports_dmabuf(self, device: int) -> int | None:
         """The device's attribute 124; None if the driver does not return it."""
-        status, handle = self._driver.cuDeviceGet(device)
-        if int(status):
-            return None
-        attribute = self._driver.CUdevice_attribute(DMA_BUF_SUPPORTED)
-        status, value = self._driver.cuDeviceGetAttribute(attribute, handle)
-        return None if int(status) else int(value)
+        value: int | None = self._driver.device_attribute(device, DMA_BUF_SUPPORTED)
+        return value
 
     def attributes(self, pointer: int) -> Mapping[int, int]:
         """The attributes for `gpu.is_virtual`, without those that this driver does not know."""
         found = {}
         for number in (IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE):
-            status, value = self._driver.cuPointerGetAttribute(
-                self._driver.CUpointer_attribute(number), pointer
-            )
-            if not int(status):
-                found[number] = int(value) if value is not None else 0
+            value = self._driver.pointer_attribute(pointer, number)
+            if value is not None:
+                found[number] = value
         return found
+
+    def device_of(self, pointer: int) -> int | None:
+        """The number of the GPU that has this memory; None: it is no memory of a GPU."""
+        number: int | None = self._driver.pointer_attribute(pointer, DEVICE_ORDINAL)
+        return number
 
     def export(self, pointer: int, nbytes: int) -> tuple[int, int]:
         """(a descriptor of a dma-buf that holds this memory, the memory's offset in it).
 
         The caller closes the descriptor. The driver exports whole pages of the host only.
-        Raises RegistrationError("dmabuf").
+        Raises RegistrationError("dmabuf"), DeviceError.
         """
         begin, end = pages(pointer, nbytes)
-        kind = self._driver.CUmemRangeHandleType(DMA_BUF)
-        status, descriptor = self._driver.cuMemGetHandleForAddressRange(begin, end - begin, kind, 0)
-        if int(status):
-            raise RegistrationError(
-                "dmabuf",
-                f"the CUDA driver exports no dma-buf of {nbytes} bytes at {pointer:#x}: {status}",
-                hint="memory of cudaMalloc can be exported; load nvidia_peermem for the other way",
-            )
+        descriptor = self.context(self.device_of(pointer) or 0).export_dmabuf(begin, end - begin)
         return int(descriptor), pointer - begin
 
 
@@ -73,14 +64,12 @@ def pages(pointer: int, nbytes: int, page: int = mmap.PAGESIZE) -> tuple[int, in
 
 @cache
 def load() -> Cuda | None:
-    """The driver of this process; None where there is none. The result is cached."""
+    """The driver of this process; None where there is none, or no GPU. The result is cached."""
     try:
-        driver = importlib.import_module("cuda.bindings.driver")
-        status = driver.cuInit(0)[0]
-    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: no libcuda
+        from transfer.transports.core.native import cuda, libcuda
+
+        libcuda.version()
+    except (ImportError, DeviceError) as error:
         logger.debug("no CUDA driver: %s", error)
         return None
-    if int(status):
-        logger.debug("no CUDA driver: cuInit says %s", status)
-        return None
-    return Cuda(driver)
+    return Cuda(libcuda, cuda.GpuContext)

@@ -278,8 +278,9 @@ class OutOfDescriptors(InternalError):
 
 
 class DeviceError(InternalError):
-    """A device for RDMA cannot be used. `reason` is a short constant word: no_device, permission,
-    memlock, device_full, no_core, library, version, link, no_gid, no_pkey, device."""
+    """A device for RDMA, or a GPU, cannot be used. `reason` is a short constant word: no_device, permission,
+    memlock, device_full, no_core, library, version, link, no_gid, no_pkey, device; for GPUs no_cuda, version,
+    cuda."""
 
     errno = _errno.ENODEV
 

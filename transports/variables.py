@@ -19,6 +19,7 @@ OURS = frozenset(
     {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
     | {
         "GPU_PINNED",
+        "LIBCUDA",
         "LIBIBVERBS",
         "LIBSSL",
         "LOCAL",

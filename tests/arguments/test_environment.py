@@ -21,6 +21,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_ENCRYPT": (("yes", "all"), "TRANSFER_TLS_CA|tcp, all"),
     "TRANSFER_EXIT_LINGER": (("soon", "-1", "nan", "7200"), "0 to 3600"),
     "TRANSFER_GPU_PINNED": (("much", "-1", "4 parts"), "a size, such as 8GiB, or off"),
+    "TRANSFER_LIBCUDA": ((ABSENT,), "the path of a CUDA driver"),
     "TRANSFER_LIBIBVERBS": ((ABSENT,), "the path of a libibverbs"),
     "TRANSFER_LIBSSL": ((ABSENT,), "the path of an OpenSSL 3"),
     "TRANSFER_LOG": (("loud", "10"), "debug, info, warning, error"),

@@ -163,7 +163,7 @@ def test_the_table_of_extras_is_true() -> None:
         for extra, needs in project["optional-dependencies"].items()
         if any(re.search(r"ucx|cuda", need) for need in needs)
     }
-    assert hardware - {"dev", "bench"} == {"ucx", "cuda12", "cuda13"}
+    assert hardware - {"dev", "bench"} == {"ucx"}
 
 
 def test_the_page_on_installing_names_every_extra() -> None:

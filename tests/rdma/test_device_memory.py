@@ -35,10 +35,9 @@ class Flat:
 
 
 class Driver:
-    """The CUDA driver: memory at 0x7f0000000000 lies in a memfd."""
+    """The CUDA driver and the context of a GPU: memory at 0x7f0000000000 lies in a memfd."""
 
     BASE = 0x7F00_0000_0000
-    CUdevice_attribute = CUpointer_attribute = CUmemRangeHandleType = int
 
     def __init__(self, *, refuses: bool = False, virtual: bool = False) -> None:
         self.refuses, self.virtual = refuses, virtual
@@ -46,30 +45,30 @@ class Driver:
         os.write(self.memory, bytes(8192) + BYTES)
         self.asked: list[tuple[int, int]] = []
 
-    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:
-        return 0, ordinal
+    def device_uuid(self, index: int) -> bytes:
+        return bytes(16)
 
-    def cuDeviceGetAttribute(self, number: int, device: int) -> tuple[int, int]:
+    def device_attribute(self, index: int, number: int) -> int:
         assert number == gpu.DMA_BUF_SUPPORTED
-        return 0, 1
+        return 1
 
-    def cuPointerGetAttribute(self, number: int, pointer: int) -> tuple[int, int]:
-        return 0, int(number == gpu.IS_LEGACY_IPC_CAPABLE and not self.virtual)
+    def pointer_attribute(self, pointer: int, number: int) -> int:
+        return int(number == gpu.IS_LEGACY_IPC_CAPABLE and not self.virtual)
 
-    def cuMemGetHandleForAddressRange(self, begin: int, size: int, kind: int, flags: int) -> tuple[int, int]:
-        assert begin % 4096 == size % 4096 == 0 and (kind, flags) == (1, 0)
+    def export_dmabuf(self, begin: int, size: int) -> int:
+        assert begin % 4096 == size % 4096 == 0
         self.asked.append((begin, size))
         if self.refuses:
-            return 801, -1
+            raise RegistrationError("dmabuf", "no dma-buf")
         whole = os.memfd_create("range")
         os.write(whole, os.pread(self.memory, size, begin - self.BASE))
-        return 0, whole
+        return whole
 
 
 @pytest.fixture
 def driver(monkeypatch):
     made = Driver()
-    monkeypatch.setattr(cuda, "load", lambda: cuda.Cuda(made))
+    monkeypatch.setattr(cuda, "load", lambda: cuda.Cuda(made, lambda index: made))
     yield made
     os.close(made.memory)
 
@@ -116,7 +115,7 @@ def test_by_its_address(over_null):
 def test_a_refusal_takes_nothing(over_null, driver):
     driver.refuses = True
     with meet(over_null) as ends:
-        with pytest.raises(RegistrationError, match="exports no dma-buf") as refused:
+        with pytest.raises(RegistrationError, match="no dma-buf") as refused:
             ends.connecting.send(frame(gpu_path.registrable(Flat(driver.BASE))), hold=True)
         assert refused.value.reason == "dmabuf"
         assert not ends.connecting.queued

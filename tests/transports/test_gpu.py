@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from transfer.transports import cuda, gpu
+from transfer.transports import gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.gpu import (
     CPU,
@@ -148,5 +148,6 @@ def test_the_numbers_are_the_drivers():
     assert attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE.value == gpu.MEMPOOL_HANDLE
     supported = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
     assert supported.value == gpu.DMA_BUF_SUPPORTED
-    kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-    assert kind.value == cuda.DMA_BUF
+    assert attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.value == gpu.DEVICE_ORDINAL
+    assert attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR.value == gpu.RANGE_BEGIN
+    assert attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE.value == gpu.RANGE_SIZE

@@ -5,6 +5,7 @@ attachment       the streams of a socket, from attaching to detaching or loss
 borrowed_memory  users' memory in a link's queue, which is copied before its owner may change it
 checksum         CRC-32C, for the records of the log
 connection       a link as Python sees it: its counters and limits, and why it ended
+cuda             memory, copies, events and handles of a GPU, for any thread
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
 flusher          the native thread as Python sees it, and the release of finished Python objects
 header           parses the first bytes of a frame: every length is checked here, before memory is allocated
@@ -13,6 +14,7 @@ json_check       checks whether JSON decoders can read a peer's text, without th
 kernel_writes    a connection's out-queue, and the system calls that write it, without the GIL
 known_tensors    headers of tensors that were sent before
 large_frames     the large frame that a Stream receives
+libcuda          the CUDA driver, looked up when memory of a GPU is first used
 libibverbs       libibverbs, looked up when the rdma transport is first used
 message          one outgoing message: from OutFrames to segments in a link's queue, and back again
 openssl          OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded

@@ -7,3 +7,4 @@ cdef int flusher_start(flusher_t* flusher) noexcept nogil
 cdef void flusher_join(flusher_t* flusher) noexcept nogil
 cdef void flusher_end(flusher_t* flusher) noexcept
 cdef void flusher_free(flusher_t* flusher) noexcept nogil
+cdef void watch_forks() noexcept nogil

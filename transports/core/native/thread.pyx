@@ -47,12 +47,17 @@ cdef void after_fork_in_child() noexcept nogil:
 cdef int hook_installed = 0
 
 
-cdef flusher_t* flusher_new() noexcept nogil:
+cdef void watch_forks() noexcept nogil:
+    """From now on `fork_generation` counts. Twice is fine."""
     global hook_installed
-    cdef flusher_t* flusher
     if not hook_installed:
         hook_installed = 1
         pthread_atfork(NULL, NULL, after_fork_in_child)
+
+
+cdef flusher_t* flusher_new() noexcept nogil:
+    cdef flusher_t* flusher
+    watch_forks()
     flusher = <flusher_t*>calloc(1, sizeof(flusher_t))
     if flusher == NULL:
         return NULL

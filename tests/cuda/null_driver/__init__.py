@@ -1,0 +1,91 @@
+"""A CUDA driver without a GPU (null_cuda.c), for tests: memory of the host, and threads as streams.
+
+A device pointer is an address that the host cannot touch: a program that reads it as memory of the host ends
+there. Work is done in the order of its stream and in no other order, each copy NULL_CUDA_DELAY_US late: what
+forgets to wait finds wrong bytes. Handles, maps and events work between processes that share NULL_CUDA_NAME,
+and not within one, as the real ones. To free memory that another living process has mapped, undefined for the
+real driver, ends the process. Not as on a GPU: the default stream waits for no other, and work that
+waits for a killed process goes on.
+
+NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the first one that this process sees. NULL_CUDA_MEMORY: bytes (1
+GiB).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from tests.rdma.null_provider import ROOT, compile_c
+
+_SOURCE = Path(__file__).parent / "null_cuda.c"
+_FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden")
+_SHARED = Path("/dev/shm")
+COPIES, BYTES, MAPS, CONTEXTS = range(4)
+
+
+def build() -> Path:
+    """The library, compiled unless it is there. Raises `null_provider.Missing`."""
+    digest = hashlib.sha256(" ".join(_FLAGS).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
+    library = ROOT / "build" / "null_cuda" / f"libnull_cuda-{digest}.so"
+    if not library.exists():
+        compile_c([_SOURCE], library, _FLAGS)
+    return library
+
+
+def left(name: str) -> list[str]:
+    """Files of processes that used this NULL_CUDA_NAME."""
+    return sorted(path.name for path in _SHARED.glob(f"{name}-*"))
+
+
+class NullDriver:
+    """What a test does past the driver's calls."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(build()))
+        self._library.null_cuda_count.restype = ctypes.c_uint64
+
+    def count(self, what: int) -> int:
+        """COPIES, BYTES of copies, MAPS of other processes' memory, CONTEXTS asked for: of this process."""
+        return int(self._library.null_cuda_count(what))
+
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: int = 0, delay: float = 0.0) -> None:
+        """A kernel that waits for `delay` seconds and writes this byte."""
+        arguments = (ctypes.c_uint64(pointer), byte, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+        assert not self._library.null_cuda_fill(*arguments, int(delay * 1e6))
+
+    def peek(self, pointer: int, nbytes: int) -> bytes:
+        """What the memory holds at this moment."""
+        found = ctypes.create_string_buffer(nbytes)
+        assert not self._library.null_cuda_peek(ctypes.c_uint64(pointer), found, ctypes.c_size_t(nbytes))
+        return found.raw
+
+
+class Array:
+    """An array in memory of a GPU, as of a library that only has `__cuda_array_interface__`."""
+
+    def __init__(
+        self, context: Any, shape: tuple[int, ...], typestr: str = "<f4", stream: int | None = None
+    ) -> None:
+        self.context, self.shape, self.typestr, self.stream = context, shape, typestr, stream
+        count = 1
+        for length in shape:
+            count *= length
+        self.nbytes = count * int(typestr[2:])
+        self.pointer = context.allocate(max(1, self.nbytes))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.typestr,
+            "data": (self.pointer, False),
+            "strides": None,
+            "stream": self.stream,
+            "version": 3,
+        }
+
+    def close(self) -> None:
+        self.context.free(self.pointer)

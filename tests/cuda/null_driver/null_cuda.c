@@ -1,0 +1,623 @@
+/* A CUDA driver without a GPU: see the package. Names, numbers and results are those of NVIDIA's cuda.h. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+#define PAGE 4096
+#define MOST_MAPPERS 60
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
+       INVALID_CONTEXT = 201, MAP_FAILED_ = 205, INVALID_HANDLE = 400, NOT_READY = 600, NOT_SUPPORTED = 801 };
+
+typedef uint64_t pointer_t;
+
+/* --- what processes share: one file for each allocation and each event ------------------------------------- */
+
+struct shared_memory {                  /* the first page of an allocation's file */
+    _Atomic pid_t mappers[MOST_MAPPERS];
+};
+
+struct shared_event {
+    _Atomic uint64_t recorded, completed;
+    _Atomic pid_t owner;
+};
+
+struct handle {                         /* what the 64 bytes of a handle hold */
+    char name[40];
+    uint64_t size;
+    pid_t owner;
+    int device;
+};
+
+struct allocation {
+    struct allocation *next;
+    char name[40];
+    char *address;                      /* the device pointer: the host must not touch it */
+    char *data;                         /* the same bytes, for copies of this driver */
+    struct shared_memory *shared;
+    size_t size;
+    int device, opened;                 /* opened: another process's, and how often */
+};
+
+struct event {
+    struct shared_event *shared;
+    char name[40];
+    int mine;
+};
+
+/* --- streams ------------------------------------------------------------------------------------------------ */
+
+enum kind { COPY, FILL, RECORD, WAIT, PART };
+
+struct group { _Atomic int left; struct shared_event *event; uint64_t moment; };
+
+struct work {
+    struct work *next;
+    enum kind kind;
+    char *target;
+    const char *source;
+    size_t size;
+    int byte;
+    useconds_t delay;
+    struct shared_event *event;
+    uint64_t moment;
+    struct group *group;
+};
+
+struct stream {
+    struct stream *next;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    struct work *head, *tail;
+    int busy, ending;
+    pthread_t thread;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct allocation *allocations;
+static struct stream *streams;
+static struct stream *default_stream;
+static int begun;
+static unsigned files;
+static size_t used;
+static char contexts[16];               /* a context is the address of its byte */
+static _Atomic uint64_t counted[4];     /* copies, bytes, maps, contexts */
+static __thread void *stack[32];
+static __thread int depth;
+
+static const char *prefix(void) {
+    const char *name = getenv("NULL_CUDA_NAME");
+    return name ? name : "null_cuda";
+}
+
+static long number(const char *variable, long otherwise) {
+    const char *text = getenv(variable);
+    return text && *text ? atol(text) : otherwise;
+}
+
+static void complete(struct shared_event *event, uint64_t moment) {
+    uint64_t before = atomic_load(&event->completed);
+    while (before < moment && !atomic_compare_exchange_weak(&event->completed, &before, moment)) {}
+}
+
+static void do_work(struct work *work) {
+    switch (work->kind) {
+    case COPY: case FILL:
+        if (work->delay) usleep(work->delay);
+        if (work->kind == FILL) memset(work->target, work->byte, work->size);
+        else memmove(work->target, work->source, work->size);
+        break;
+    case RECORD:
+        complete(work->event, work->moment);
+        break;
+    case WAIT:
+        while (atomic_load(&work->event->completed) < work->moment) {
+            if (kill(atomic_load(&work->event->owner), 0) && errno == ESRCH) break;
+            usleep(20);
+        }
+        break;
+    case PART:
+        if (atomic_fetch_sub(&work->group->left, 1) == 1) {
+            complete(work->group->event, work->group->moment);
+            free(work->group);
+        }
+    }
+    free(work);
+}
+
+static void *run(void *argument) {
+    struct stream *stream = argument;
+    pthread_mutex_lock(&stream->mutex);
+    for (;;) {
+        while (!stream->head && !stream->ending) pthread_cond_wait(&stream->changed, &stream->mutex);
+        struct work *work = stream->head;
+        if (!work) break;
+        stream->head = work->next;
+        if (!stream->head) stream->tail = NULL;
+        stream->busy = 1;
+        pthread_mutex_unlock(&stream->mutex);
+        do_work(work);
+        pthread_mutex_lock(&stream->mutex);
+        stream->busy = 0;
+        pthread_cond_broadcast(&stream->changed);
+    }
+    pthread_mutex_unlock(&stream->mutex);
+    return NULL;
+}
+
+static struct stream *make_stream(void) {
+    struct stream *stream = calloc(1, sizeof *stream);
+    sigset_t all, before;
+    pthread_mutex_init(&stream->mutex, NULL);
+    pthread_cond_init(&stream->changed, NULL);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_create(&stream->thread, NULL, run, stream);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_mutex_lock(&lock);
+    stream->next = streams;
+    streams = stream;
+    pthread_mutex_unlock(&lock);
+    return stream;
+}
+
+static void drain(struct stream *stream) {
+    pthread_mutex_lock(&stream->mutex);
+    while (stream->head || stream->busy) pthread_cond_wait(&stream->changed, &stream->mutex);
+    pthread_mutex_unlock(&stream->mutex);
+}
+
+static void drain_all(void) {
+    pthread_mutex_lock(&lock);
+    struct stream *stream = streams;
+    pthread_mutex_unlock(&lock);
+    for (; stream; stream = stream->next) drain(stream);
+}
+
+static struct stream *stream_of(void *given) {
+    if ((uintptr_t)given > 2) return given;
+    if (!default_stream) default_stream = make_stream();
+    return default_stream;
+}
+
+static void submit(struct stream *stream, struct work work) {
+    struct work *kept = malloc(sizeof *kept);
+    *kept = work;
+    kept->next = NULL;
+    pthread_mutex_lock(&stream->mutex);
+    if (stream->tail) stream->tail->next = kept; else stream->head = kept;
+    stream->tail = kept;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->mutex);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------- */
+
+static void *open_file(const char *name, size_t size, int create) {
+    int fd = shm_open(name, O_RDWR | (create ? O_CREAT | O_EXCL : 0), 0600);
+    if (fd < 0) return NULL;
+    void *found = MAP_FAILED;
+    if (!create || !ftruncate(fd, size)) found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return found == MAP_FAILED ? NULL : found;
+}
+
+static void name_file(char *name) {
+    snprintf(name, 40, "/%.20s-%d-%u", prefix(), getpid(), ++files);
+}
+
+static struct allocation *find(pointer_t pointer) {
+    for (struct allocation *one = allocations; one; one = one->next)
+        if (pointer >= (pointer_t)one->address && pointer < (pointer_t)one->address + one->size) return one;
+    return NULL;
+}
+
+/* What the driver reads or writes there. host: it is no memory of a device. */
+static char *bytes_at(pointer_t pointer, size_t size, int *host) {
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(pointer);
+    pthread_mutex_unlock(&lock);
+    *host = !one;
+    if (!one) return (char *)pointer;
+    return pointer + size <= (pointer_t)one->address + one->size ? one->data + (pointer - (pointer_t)one->address)
+                                                                : NULL;
+}
+
+static int add(const char *name, size_t size, int device, int create, struct allocation **made) {
+    struct allocation *one = calloc(1, sizeof *one);
+    char *data = open_file(name, size + PAGE, create);
+    char *address = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!data || address == MAP_FAILED) { free(one); return create ? OUT_OF_MEMORY : INVALID_HANDLE; }
+    strcpy(one->name, name);
+    one->shared = (struct shared_memory *)data;
+    one->data = data + PAGE;
+    one->address = address;
+    one->size = size;
+    one->device = device;
+    one->next = allocations;
+    allocations = one;
+    *made = one;
+    return SUCCESS;
+}
+
+static void drop(struct allocation *one) {
+    struct allocation **place = &allocations;
+    while (*place != one) place = &(*place)->next;
+    *place = one->next;
+    munmap(one->shared, one->size + PAGE);
+    munmap(one->address, one->size);
+    free(one);
+}
+
+static int entered(void) { return depth ? SUCCESS : INVALID_CONTEXT; }
+
+API int cuMemAlloc_v2(pointer_t *pointer, size_t size) {
+    struct allocation *made;
+    char name[40];
+    if (entered()) return INVALID_CONTEXT;
+    if (!size) return INVALID_VALUE;
+    size = (size + PAGE - 1) / PAGE * PAGE;
+    pthread_mutex_lock(&lock);
+    int answer = OUT_OF_MEMORY;
+    if (used + size <= (size_t)number("NULL_CUDA_MEMORY", 1L << 30)) {
+        name_file(name);
+        answer = add(name, size, (char *)stack[depth - 1] - contexts, 1, &made);
+    }
+    if (!answer) {
+        used += size;
+        *pointer = (pointer_t)made->address;
+    }
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+
+API int cuMemFree_v2(pointer_t pointer) {
+    if (entered()) return INVALID_CONTEXT;
+    drain_all();
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(pointer);
+    if (!one || one->opened || (pointer_t)one->address != pointer) {
+        pthread_mutex_unlock(&lock);
+        return INVALID_VALUE;
+    }
+    for (int i = 0; i < MOST_MAPPERS; i++) {
+        pid_t mapper = atomic_load(&one->shared->mappers[i]);
+        if (mapper && !kill(mapper, 0)) {
+            fprintf(stderr, "null_cuda: memory was freed that process %d has mapped\n", mapper);
+            abort();
+        }
+    }
+    used -= one->size;
+    shm_unlink(one->name);
+    drop(one);
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+API int cuMemcpyAsync(pointer_t target, pointer_t source, size_t size, void *stream) {
+    int to_host, from_host;
+    struct work work = {.kind = COPY, .size = size, .delay = number("NULL_CUDA_DELAY_US", 0)};
+    if (entered()) return INVALID_CONTEXT;
+    work.target = bytes_at(target, size, &to_host);
+    work.source = bytes_at(source, size, &from_host);
+    if (!work.target || !work.source) return INVALID_VALUE;
+    atomic_fetch_add(&counted[0], 1);
+    atomic_fetch_add(&counted[1], size);
+    submit(stream_of(stream), work);
+    if (to_host || from_host) drain(stream_of(stream));   /* memory that is not pinned */
+    return SUCCESS;
+}
+
+/* A kernel of the tests: fills memory after a delay. */
+API int null_cuda_fill(pointer_t target, int byte, size_t size, void *stream, unsigned delay_us) {
+    int host;
+    struct work work = {.kind = FILL, .size = size, .byte = byte, .delay = delay_us};
+    work.target = bytes_at(target, size, &host);
+    if (!work.target || host) return INVALID_VALUE;
+    submit(stream_of(stream), work);
+    return SUCCESS;
+}
+
+/* What the memory holds at this moment, whatever work is under way. */
+API int null_cuda_peek(pointer_t source, void *target, size_t size) {
+    int host;
+    char *data = bytes_at(source, size, &host);
+    if (!data || host) return INVALID_VALUE;
+    memcpy(target, data, size);
+    return SUCCESS;
+}
+
+/* copies, bytes, maps, contexts */
+API uint64_t null_cuda_count(int what) { return atomic_load(&counted[what]); }
+
+API int cuPointerGetAttribute(void *value, int attribute, pointer_t pointer) {
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(pointer);
+    struct allocation copy = one ? *one : (struct allocation){0};
+    pthread_mutex_unlock(&lock);
+    if (!one) return INVALID_VALUE;
+    switch (attribute) {
+    case 1: *(void **)value = &contexts[copy.device]; return SUCCESS;
+    case 2: *(unsigned *)value = 2; return SUCCESS;
+    case 3: *(pointer_t *)value = pointer; return SUCCESS;
+    case 8: *(unsigned *)value = 0; return SUCCESS;
+    case 9: *(int *)value = copy.device; return SUCCESS;
+    case 10: *(int *)value = !copy.opened; return SUCCESS;
+    case 11: *(pointer_t *)value = (pointer_t)copy.address; return SUCCESS;
+    case 12: *(size_t *)value = copy.size; return SUCCESS;
+    case 13: *(int *)value = 1; return SUCCESS;
+    case 17: *(void **)value = NULL; return SUCCESS;
+    default: return INVALID_VALUE;
+    }
+}
+
+API int cuMemGetHandleForAddressRange(void *handle, pointer_t begin, size_t size, int kind, unsigned long long flags) {
+    int host;
+    if (entered()) return INVALID_CONTEXT;
+    if (kind != 1 || flags || begin % PAGE || size % PAGE) return INVALID_VALUE;
+    if (!bytes_at(begin, size, &host) || host) return INVALID_VALUE;
+    *(int *)handle = memfd_create("null_cuda dma-buf", MFD_CLOEXEC);
+    return *(int *)handle < 0 ? OUT_OF_MEMORY : SUCCESS;
+}
+
+/* --- between processes -------------------------------------------------------------------------------------- */
+
+API int cuIpcGetMemHandle(struct handle *handle, pointer_t pointer) {
+    int answer = INVALID_VALUE;
+    if (entered()) return INVALID_CONTEXT;
+    memset(handle, 0, 64);
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(pointer);
+    if (one && !one->opened && (pointer_t)one->address == pointer) {
+        strcpy(handle->name, one->name);
+        handle->size = one->size;
+        handle->owner = getpid();
+        handle->device = one->device;
+        answer = SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+
+struct ipc { struct handle handle; char rest[64 - sizeof(struct handle)]; };
+
+API int cuIpcOpenMemHandle_v2(pointer_t *pointer, struct ipc given, unsigned flags) {
+    struct handle *handle = &given.handle;
+    struct allocation *one;
+    int answer = SUCCESS;
+    if (entered() || handle->owner == getpid()) return INVALID_CONTEXT;
+    if (flags != 1) return INVALID_VALUE;
+    if (strncmp(handle->name + 1, prefix(), strlen(prefix()))) return INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    for (one = allocations; one && strcmp(one->name, handle->name); one = one->next) {}
+    if (!one) answer = add(handle->name, handle->size, (char *)stack[depth - 1] - contexts, 0, &one);
+    if (!answer) {
+        if (!one->opened++) {
+            atomic_fetch_add(&counted[2], 1);
+            for (int i = 0; i < MOST_MAPPERS; i++) {
+                pid_t before = atomic_load(&one->shared->mappers[i]);
+                if ((!before || kill(before, 0))
+                    && atomic_compare_exchange_strong(&one->shared->mappers[i], &before, getpid())) break;
+            }
+        }
+        *pointer = (pointer_t)one->address;
+    }
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+
+API int cuIpcCloseMemHandle(pointer_t pointer) {
+    if (entered()) return INVALID_CONTEXT;
+    drain_all();
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(pointer);
+    if (!one || !one->opened) {
+        pthread_mutex_unlock(&lock);
+        return INVALID_VALUE;
+    }
+    if (!--one->opened) {
+        for (int i = 0; i < MOST_MAPPERS; i++) {
+            pid_t me = getpid();
+            if (atomic_compare_exchange_strong(&one->shared->mappers[i], &me, 0)) break;
+        }
+        drop(one);
+    }
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+/* --- events ------------------------------------------------------------------------------------------------- */
+
+API int cuEventCreate(struct event **made, unsigned flags) {
+    struct event *event = calloc(1, sizeof *event);
+    if (entered()) return INVALID_CONTEXT;
+    if (flags & ~7u || (flags & 4 && !(flags & 2))) return INVALID_VALUE;
+    if (flags & 4) {
+        pthread_mutex_lock(&lock);
+        name_file(event->name);
+        pthread_mutex_unlock(&lock);
+        event->shared = open_file(event->name, sizeof *event->shared, 1);
+    } else
+        event->shared = calloc(1, sizeof *event->shared);
+    if (!event->shared) return OUT_OF_MEMORY;
+    atomic_store(&event->shared->owner, getpid());
+    event->mine = 1;
+    *made = event;
+    return SUCCESS;
+}
+
+API int cuIpcGetEventHandle(struct handle *handle, struct event *event) {
+    memset(handle, 0, 64);
+    if (entered()) return INVALID_CONTEXT;
+    if (!event->name[0]) return INVALID_HANDLE;
+    strcpy(handle->name, event->name);
+    handle->owner = getpid();
+    return SUCCESS;
+}
+
+API int cuIpcOpenEventHandle(struct event **made, struct ipc given) {
+    if (entered() || given.handle.owner == getpid()) return INVALID_CONTEXT;
+    if (strncmp(given.handle.name + 1, prefix(), strlen(prefix()))) return INVALID_HANDLE;
+    struct event *event = calloc(1, sizeof *event);
+    event->shared = open_file(given.handle.name, sizeof *event->shared, 0);
+    if (!event->shared) { free(event); return MAP_FAILED_; }
+    strcpy(event->name, given.handle.name);
+    *made = event;
+    return SUCCESS;
+}
+
+API int cuEventDestroy_v2(struct event *event) {
+    drain_all();                        /* its work here may still use it */
+    if (!event->name[0]) free(event->shared);
+    else {
+        munmap(event->shared, sizeof *event->shared);
+        if (event->mine) shm_unlink(event->name);
+    }
+    free(event);
+    return SUCCESS;
+}
+
+API int cuEventRecord(struct event *event, void *stream) {
+    if (entered()) return INVALID_CONTEXT;
+    submit(stream_of(stream), (struct work){.kind = RECORD, .event = event->shared,
+                                            .moment = atomic_fetch_add(&event->shared->recorded, 1) + 1});
+    return SUCCESS;
+}
+
+API int cuCtxRecordEvent(void *context, struct event *event) {
+    int count = 0;
+    if (context < (void *)contexts || context >= (void *)(contexts + sizeof contexts)) return INVALID_CONTEXT;
+    stream_of(NULL);
+    pthread_mutex_lock(&lock);
+    struct stream *first = streams;
+    pthread_mutex_unlock(&lock);
+    for (struct stream *one = first; one; one = one->next) count++;
+    struct group *group = calloc(1, sizeof *group);
+    atomic_store(&group->left, count);
+    group->event = event->shared;
+    group->moment = atomic_fetch_add(&event->shared->recorded, 1) + 1;
+    for (struct stream *one = first; one; one = one->next) submit(one, (struct work){.kind = PART, .group = group});
+    return SUCCESS;
+}
+
+API int cuEventQuery(struct event *event) {
+    return atomic_load(&event->shared->completed) >= atomic_load(&event->shared->recorded) ? SUCCESS : NOT_READY;
+}
+
+API int cuEventSynchronize(struct event *event) {
+    while (cuEventQuery(event)) {
+        if (kill(atomic_load(&event->shared->owner), 0) && errno == ESRCH) return SUCCESS;
+        usleep(20);
+    }
+    return SUCCESS;
+}
+
+API int cuStreamWaitEvent(void *stream, struct event *event, unsigned flags) {
+    if (entered()) return INVALID_CONTEXT;
+    if (flags) return INVALID_VALUE;
+    submit(stream_of(stream), (struct work){.kind = WAIT, .event = event->shared,
+                                            .moment = atomic_load(&event->shared->recorded)});
+    return SUCCESS;
+}
+
+/* --- streams, devices, contexts ----------------------------------------------------------------------------- */
+
+API int cuStreamCreate(struct stream **stream, unsigned flags) {
+    if (entered()) return INVALID_CONTEXT;
+    if (flags & ~1u) return INVALID_VALUE;
+    *stream = make_stream();
+    return SUCCESS;
+}
+
+/* Stays in the list: others may look through it. */
+API int cuStreamDestroy_v2(struct stream *stream) { drain(stream); return SUCCESS; }
+
+API int cuStreamSynchronize(void *stream) { drain(stream_of(stream)); return SUCCESS; }
+
+API int cuCtxSynchronize(void) {
+    if (entered()) return INVALID_CONTEXT;
+    drain_all();
+    return SUCCESS;
+}
+
+API int cuInit(unsigned flags) {
+    begun = 1;
+    return flags ? INVALID_VALUE : number("NULL_CUDA_DEVICES", 1) ? SUCCESS : NO_DEVICE;
+}
+
+API int cuDriverGetVersion(int *version) { *version = 12090; return SUCCESS; }
+
+API int cuGetErrorName(int code, const char **name) {
+    switch (code) {
+    case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; return SUCCESS;
+    case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return SUCCESS;
+    case NO_DEVICE: *name = "CUDA_ERROR_NO_DEVICE"; return SUCCESS;
+    case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; return SUCCESS;
+    case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; return SUCCESS;
+    case MAP_FAILED_: *name = "CUDA_ERROR_MAP_FAILED"; return SUCCESS;
+    case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; return SUCCESS;
+    default: return INVALID_VALUE;
+    }
+}
+
+/* NULL_CUDA_DEVICES GPUs, of which NULL_CUDA_FIRST is the first that this process sees. */
+API int cuDeviceGetCount(int *count) {
+    *count = number("NULL_CUDA_DEVICES", 1) - number("NULL_CUDA_FIRST", 0);
+    return SUCCESS;
+}
+
+API int cuDeviceGet(int *handle, int index) {
+    int count;
+    cuDeviceGetCount(&count);
+    if (index < 0 || index >= count) return INVALID_DEVICE;
+    *handle = index;
+    return SUCCESS;
+}
+
+API int cuDeviceGetUuid_v2(char *uuid, int handle) {
+    memset(uuid, 0, 16);
+    snprintf(uuid, 16, "null-gpu-%ld", handle + number("NULL_CUDA_FIRST", 0));
+    return SUCCESS;
+}
+
+API int cuDeviceGetAttribute(int *value, int attribute, int handle) {
+    (void)handle;
+    *value = attribute == 124;
+    return attribute == 124 ? SUCCESS : INVALID_VALUE;
+}
+
+API int cuDevicePrimaryCtxRetain(void **context, int handle) {
+    if (!begun) return 3;
+    atomic_fetch_add(&counted[3], 1);
+    *context = &contexts[handle];
+    return SUCCESS;
+}
+
+API int cuCtxPushCurrent_v2(void *context) {
+    if (depth == 32) return INVALID_VALUE;
+    stack[depth++] = context;
+    return SUCCESS;
+}
+
+API int cuCtxPopCurrent_v2(void **context) {
+    if (!depth) return INVALID_CONTEXT;
+    *context = stack[--depth];
+    return SUCCESS;
+}
+
+__attribute__((destructor)) static void end(void) {
+    for (struct allocation *one = allocations; one; one = one->next)
+        if (!one->opened) shm_unlink(one->name);
+}

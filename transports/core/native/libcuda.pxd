@@ -1,0 +1,60 @@
+# The CUDA driver's calls that are used, by the names under which the library exports them. Declared by NVIDIA's
+# cuda.h of CUDA 12.9; `tests/cuda` compares numbers and sizes with the vendor's own files.
+
+from libc.stdint cimport uint64_t
+
+cdef enum:
+    HANDLE_SIZE = 64
+    CU_EVENT_DISABLE_TIMING = 2
+    CU_EVENT_INTERPROCESS = 4
+    CU_STREAM_NON_BLOCKING = 1
+    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1
+    CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_NOT_READY = 600
+
+cdef struct ipc_handle_t:
+    char reserved[HANDLE_SIZE]
+
+cdef struct cuda_t:
+    int (*cuInit)(unsigned int) noexcept nogil
+    int (*cuDriverGetVersion)(int*) noexcept nogil
+    int (*cuGetErrorName)(int, const char**) noexcept nogil
+    int (*cuDeviceGetCount)(int*) noexcept nogil
+    int (*cuDeviceGet)(int*, int) noexcept nogil
+    int (*cuDeviceGetUuid_v2)(char*, int) noexcept nogil
+    int (*cuDeviceGetAttribute)(int*, int, int) noexcept nogil
+    int (*cuDevicePrimaryCtxRetain)(void**, int) noexcept nogil
+    int (*cuCtxPushCurrent_v2)(void*) noexcept nogil
+    int (*cuCtxPopCurrent_v2)(void**) noexcept nogil
+    int (*cuCtxSynchronize)() noexcept nogil
+    int (*cuPointerGetAttribute)(void*, int, uint64_t) noexcept nogil
+    int (*cuMemAlloc_v2)(uint64_t*, size_t) noexcept nogil
+    int (*cuMemFree_v2)(uint64_t) noexcept nogil
+    int (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void*) noexcept nogil
+    int (*cuStreamCreate)(void**, unsigned int) noexcept nogil
+    int (*cuStreamDestroy_v2)(void*) noexcept nogil
+    int (*cuStreamSynchronize)(void*) noexcept nogil
+    int (*cuStreamWaitEvent)(void*, void*, unsigned int) noexcept nogil
+    int (*cuEventCreate)(void**, unsigned int) noexcept nogil
+    int (*cuEventDestroy_v2)(void*) noexcept nogil
+    int (*cuEventRecord)(void*, void*) noexcept nogil
+    int (*cuEventQuery)(void*) noexcept nogil
+    int (*cuEventSynchronize)(void*) noexcept nogil
+    int (*cuIpcGetMemHandle)(ipc_handle_t*, uint64_t) noexcept nogil
+    int (*cuIpcOpenMemHandle_v2)(uint64_t*, ipc_handle_t, unsigned int) noexcept nogil
+    int (*cuIpcCloseMemHandle)(uint64_t) noexcept nogil
+    int (*cuIpcGetEventHandle)(ipc_handle_t*, void*) noexcept nogil
+    int (*cuIpcOpenEventHandle)(void**, ipc_handle_t) noexcept nogil
+    # in newer drivers only; NULL elsewhere
+    int (*cuCtxRecordEvent)(void*, void*) noexcept nogil
+    int (*cuMemGetHandleForAddressRange)(void*, uint64_t, size_t, int, unsigned long long) noexcept nogil
+
+cdef cuda_t cuda
+
+cdef int load() except -1
+cdef bint is_ours() noexcept
+cdef object failed(int code, str what)
+cdef int check(int code, str what) except -1
