@@ -66,7 +66,7 @@ def pages(pointer: int, nbytes: int, page: int = mmap.PAGESIZE) -> tuple[int, in
 def load() -> Cuda | None:
     """The driver of this process; None where there is none, or no GPU. The result is cached."""
     try:
-        from transfer.transports.core.native import cuda, libcuda
+        from transfer.transports.core.native import cuda, libcuda  # type: ignore[attr-defined]
 
         libcuda.version()
     except (ImportError, DeviceError) as error:

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Memory, copies, events and handles of a GPU, for any thread, in the GPU's primary context.
 
-The primary context is the one that torch, CuPy and numba use: their pointers and streams are valid here. It is
-made by the first GpuContext of a process if none of them has made it. A stream is its number: 0 or 1 the legacy
-default one, 2 the one of each thread, else the address that a library tells. Calls that may wait release the
-GIL. A forked child has no GPU: its calls raise, and nothing is freed there. Errors: DeviceError("cuda").
+The primary context is the one that torch, CuPy and numba use: their pointers and streams are valid here. It
+is made by the first GpuContext of a process if none of them has made it. A stream is its number: 0 or 1 the
+legacy default one, 2 the one of each thread, else the address that a library tells. Calls that may wait
+release the GIL. A forked child has no GPU: its calls raise, and nothing is freed there. Errors:
+DeviceError("cuda").
 """
 
 from libc.stdint cimport uint64_t
@@ -14,8 +15,8 @@ from transfer.transports.errors import DeviceError, RegistrationError
 
 from transfer.transports.core.native.libcuda cimport (
     CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
-    CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, HANDLE_SIZE, check, cuda, failed,
-    ipc_handle_t, is_ours, load,
+    CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, HANDLE_SIZE, check,
+    cuda, failed, ipc_handle_t, is_ours, load,
 )
 
 
@@ -110,7 +111,7 @@ cdef class GpuContext:
         check(code, "unmapping memory of another process")
 
     def export_dmabuf(self, uint64_t begin, size_t nbytes):
-        """A descriptor of a dma-buf with this memory, whole pages of the host, which the caller closes. Raises
+        """A descriptor of a dma-buf with this memory, whole pages of the host. The caller closes it. Raises
         RegistrationError("dmabuf")."""
         cdef int fd = -1
         cdef int code = 801
@@ -176,8 +177,8 @@ cdef class GpuEvent:
         check(code, "recording an event")
 
     def record_all(self):
-        """The moment when what all streams of the GPU have by now is done. It waits for that where the driver is
-        older than CUDA 12.5."""
+        """The moment when what all streams of the GPU have by now is done. It waits for that where the driver
+        is older than CUDA 12.5."""
         cdef int code
         self.owner.enter()
         if cuda.cuCtxRecordEvent != NULL:

@@ -1,5 +1,5 @@
-# The CUDA driver's calls that are used, by the names under which the library exports them. Declared by NVIDIA's
-# cuda.h of CUDA 12.9; `tests/cuda` compares numbers and sizes with the vendor's own files.
+# The CUDA driver's calls that are used, by the names under which the library exports them, as declared by
+# NVIDIA's cuda.h of CUDA 12.9. `tests/cuda` compares the numbers with the vendor's.
 
 from libc.stdint cimport uint64_t
 

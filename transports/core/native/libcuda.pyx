@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The CUDA driver, looked up when memory of a GPU is first used.
 
-Not linked: installing needs no CUDA. `load` makes no context, and no memory of a GPU is taken for it. Errors are
+Not linked: installing needs no CUDA. `load` makes no context, and takes no memory of a GPU. Errors are
 DeviceError: "no_cuda" where there is no driver or no GPU, "version", "cuda" for calls that fail.
 """
 
@@ -33,14 +33,16 @@ cdef int load() except -1:
     cdef int code
     cdef bytes path
     if loaded and not is_ours():
-        raise ForkedError("CUDA began before the process forked", hint="start the child with spawn or forkserver")
+        raise ForkedError("CUDA began before the process forked",
+                          hint="start the child with spawn or forkserver")
     if loaded:
         return 0
     path = config.libcuda().encode()
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL)
     if library == NULL:
-        raise DeviceError("no_cuda", f"the CUDA driver cannot be loaded: {dlerror().decode(errors='replace')}",
-                          hint="install NVIDIA's driver, or give the container its GPUs (nvidia-container-toolkit)")
+        raise DeviceError(
+            "no_cuda", f"the CUDA driver cannot be loaded: {dlerror().decode(errors='replace')}",
+            hint="install NVIDIA's driver, or give the container its GPUs (nvidia-container-toolkit)")
     find(library, "cuInit", <void**>&cuda.cuInit)
     find(library, "cuDriverGetVersion", <void**>&cuda.cuDriverGetVersion)
     find(library, "cuGetErrorName", <void**>&cuda.cuGetErrorName)
@@ -75,8 +77,9 @@ cdef int load() except -1:
     with nogil:
         code = cuda.cuInit(0)
     if code:
-        raise DeviceError("no_cuda", f"the CUDA driver finds no GPU to use: {error_name(code)}",
-                          hint="are a GPU and its devices in /dev there? see nvidia-smi; CUDA_VISIBLE_DEVICES")
+        raise DeviceError(
+            "no_cuda", f"the CUDA driver finds no GPU to use: {error_name(code)}",
+            hint="does nvidia-smi show one? may this process use /dev/nvidia*? see CUDA_VISIBLE_DEVICES")
     watch_forks()
     generation = native_link.fork_generation
     loaded = True
@@ -84,7 +87,7 @@ cdef int load() except -1:
 
 
 cdef bint is_ours() noexcept:
-    """Whether what CUDA has made may be used, and freed: not in a forked child of the process that began it."""
+    """Whether what CUDA has made may be used and freed: not in a fork of the process that began it."""
     return generation == native_link.fork_generation
 
 
