@@ -114,12 +114,16 @@ class Socket(SocketMethods):
         return pour_frame(await self.recv(flags, copy=False), target)
 
     @overload
-    async def recv_tensor(self, flags: int = ..., *, out: None = ..., like: Any = ...) -> Any: ...
+    async def recv_tensor(
+        self, flags: int = ..., *, out: None = ..., like: Any = ..., device: Any = ...
+    ) -> Any: ...
     @overload
-    async def recv_tensor(self, flags: int = ..., *, out: T, like: Any = ...) -> T: ...
-    async def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
+    async def recv_tensor(self, flags: int = ..., *, out: T, like: Any = ..., device: Any = ...) -> T: ...
+    async def recv_tensor(
+        self, flags: int = 0, *, out: Any = None, like: Any = None, device: Any = None
+    ) -> Any:
         """Receives one tensor, as `Socket.recv_tensor`."""
-        return await self._receive_by(super().recv_tensor, flags, out=out, like=like)
+        return await self._receive_by(super().recv_tensor, flags, out=out, like=like, device=device)
 
     async def recv_tensors(
         self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None

@@ -28,7 +28,8 @@ class Capabilities:
     `same_host`: both ends are on one machine. `device_memory`: GPU pointers travel as they are.
     `registers_memory`: the network card reads and writes memory that was registered with it.
     `has_socket`: connections are file descriptors that `core.Stream` can drive. `networked`: clients without
-    authentication may reach it: it needs TLS, and supports tokens.
+    authentication may reach it: it needs TLS, and supports tokens. `maps_gpus`: the GPUs, by UUID, whose
+    memory the peers map.
     """
 
     by_reference: bool = False
@@ -37,6 +38,7 @@ class Capabilities:
     registers_memory: bool = False
     has_socket: bool = True
     networked: bool = False
+    maps_gpus: frozenset[bytes] = frozenset()
 
 
 class Listener(ABC):

@@ -13,7 +13,14 @@ from functools import cache
 from typing import Any
 
 from transfer.transports.errors import DeviceError
-from transfer.transports.gpu import DEVICE_ORDINAL, DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
+from transfer.transports.gpu import (
+    DEVICE_ORDINAL,
+    DMA_BUF_SUPPORTED,
+    IS_LEGACY_IPC_CAPABLE,
+    MEMPOOL_HANDLE,
+    RANGE_BEGIN,
+    RANGE_SIZE,
+)
 
 logger = logging.getLogger("transfer")
 
@@ -45,6 +52,12 @@ class Cuda:
         """The number of the GPU that has this memory; None: it is no memory of a GPU."""
         number: int | None = self._driver.pointer_attribute(pointer, DEVICE_ORDINAL)
         return number
+
+    def range_of(self, pointer: int) -> tuple[int, int]:
+        """(first address, bytes) of the allocation that has this memory; zeros where that is unknown."""
+        begin = self._driver.pointer_attribute(pointer, RANGE_BEGIN)
+        size = self._driver.pointer_attribute(pointer, RANGE_SIZE)
+        return (begin or 0, size or 0)
 
     def export(self, pointer: int, nbytes: int) -> tuple[int, int]:
         """(a descriptor of a dma-buf that holds this memory, the memory's offset in it).

@@ -6,6 +6,7 @@ No GPU is needed here. What the descriptions say of each kind of memory was comp
 
 | route | when |
 |---|---|
+| mapped | every peer is on this host and maps memory of this GPU (local) |
 | pointer | the transport takes device pointers (ucx with CUDA) |
 | dmabuf | the transport registers memory, and this memory can be exported as a dma-buf |
 | peermem | it registers memory, and a peer-memory module is loaded |
@@ -37,6 +38,7 @@ DMA_BUF_SUPPORTED: Final = 124
 class GpuRoute(Enum):
     """The routes in the module's table."""
 
+    MAPPED = "mapped"
     POINTER = "pointer"
     DMABUF = "dmabuf"
     PEERMEM = "peermem"
@@ -59,6 +61,7 @@ class DeviceMemory:
     kind: DLPack's device type; index: which device. pointer, nbytes: where and how much. stream: the one on
     which its contents are ready, from `__cuda_array_interface__` (None: none to wait for).
     virtual: mapped by CUDA's virtual memory calls, as PyTorch's expandable segments are; None: unknown.
+    uuid: of the GPU, in all processes; empty: unknown.
     """
 
     kind: int
@@ -67,6 +70,7 @@ class DeviceMemory:
     nbytes: int
     stream: int | None = None
     virtual: bool | None = None
+    uuid: bytes = b""
 
     @property
     def is_host_readable(self) -> bool:
@@ -100,6 +104,26 @@ class Exportable:
         self.dmabuf = dmabuf
 
 
+class OnGpu:
+    """A tensor's memory on a GPU as the payload of a frame, for peers that map it (shm/gpu_shares.py).
+
+    flat: keeps it. index: of the GPU in this process; uuid: in all. stream: its number; the payload is ready
+    when the work that this stream has now is done.
+    """
+
+    def __init__(self, flat: Any, memory: DeviceMemory, uuid: bytes, stream: int) -> None:
+        self.__cuda_array_interface__: Mapping[str, Any] = {
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "data": (memory.pointer, False),
+            "version": 3,
+        }
+        self.flat = flat
+        self.pointer, self.nbytes, self.index = memory.pointer, memory.nbytes, memory.index
+        self.uuid = uuid
+        self.stream = stream
+
+
 VIRTUAL_WARNING: Final = (
     "GPU memory of PyTorch's expandable segments cannot be registered in one piece and is copied through "
     "the host, which may be hundreds of times slower: unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, "
@@ -113,10 +137,14 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
         return Way(GpuRoute.HOST, "the host can read it")
     if memory.kind not in (CUDA, ROCM):
         return Way(GpuRoute.STAGING, f"nothing is known of devices of kind {memory.kind}")
-    if not (can.device_memory or can.registers_memory):
+    if not (can.device_memory or can.registers_memory or can.maps_gpus):
         return Way(GpuRoute.STAGING, "the transport moves host memory")
     if memory.nbytes < DIRECT_FROM:
         return Way(GpuRoute.STAGING, f"{memory.nbytes} bytes: a copy is quicker than what a direct way needs")
+    if memory.uuid and memory.uuid in can.maps_gpus:
+        return Way(GpuRoute.MAPPED, "every peer maps memory of this GPU")
+    if not (can.device_memory or can.registers_memory):
+        return Way(GpuRoute.STAGING, "not every peer has asked for memory of this GPU")
     if memory.virtual or (memory.virtual is None and machine.expandable):
         known = "it is" if memory.virtual else "it may be, by PYTORCH_CUDA_ALLOC_CONF,"
         return Way(GpuRoute.STAGING, f"{known} mapped piece by piece (expandable segments)", VIRTUAL_WARNING)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.cuda import null_driver
 from tests.rdma.null_provider import Missing
 
+_numbers = count()
 _ROOT = Path(__file__).parents[2]
 Run = Callable[..., str]
 
@@ -24,13 +26,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
         library = null_driver.build()
     except Missing as missing:
         pytest.skip(str(missing))
-    name = f"null_cuda{os.getpid()}"
+    name = f"nc{os.getpid()}_{next(_numbers)}"
 
     def run(program: str, *arguments: str, status: int = 0, **variables: str) -> str:
         path = tmp_path / "program.py"
         path.write_text(program)
         environ = os.environ | {"TRANSFER_LIBCUDA": str(library), "NULL_CUDA_NAME": name}
-        environ |= {"PYTHONPATH": str(_ROOT)} | variables
+        environ |= {"PYTHONPATH": str(_ROOT), "TRANSFER_LOCAL": "on"} | variables
         done = subprocess.run(
             [sys.executable, path, *arguments],
             env=environ,

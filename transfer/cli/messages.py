@@ -211,6 +211,9 @@ class _Topics(TensorMethods):
     def _unreceive(self, frames: list[Any]) -> None:
         self._socket._unreceive(frames)
 
+    def _want_gpu(self, uuid: bytes, index: int) -> None:
+        self._socket._want_gpu(uuid, index)
+
 
 def _echo(socket: Socket, request: ReceivedMessage) -> None:
     if request.kind == "tensor":

@@ -12,6 +12,7 @@ defaults         default values of the options of sockets: of `transfer`, and of
 directories      name services by the scheme of an endpoint: each is loaded when it is first used
 drain            closes connections without losing sent data
 dump             the state of a context as plain data
+gpu_peers        what peers can do with memory of GPUs, and on which GPUs payloads are taken
 lockstep         several threads on one REQ or REP: one thread at a time sends, one at a time receives
 monitor          the events of a socket's connections, as a stream
 options          the options of a socket: attributes, and numbers for `setsockopt`

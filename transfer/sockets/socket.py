@@ -23,6 +23,7 @@ from transfer.sockets.attributes import check_name
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
+from transfer.sockets.gpu_peers import capabilities_of, want_gpu
 from transfer.sockets.lockstep import RECEIVING, SENDING, enter
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.parts import (
@@ -590,8 +591,7 @@ class Socket(Base):
         return self._send_message(frames, flags, hold, track or hold)
 
     def _tensor_capabilities(self, flags: int) -> Capabilities:
-        """Returns what all peers that a tensor may go to now support. Device pointers only where no step in
-        between reads, keeps or multiplies the payload."""
+        """What all peers that a tensor may go to support, where no step reads, keeps or multiplies it."""
         values, streams = self._values, self._streams()
         plain = self._pattern.send_mode is not SendMode.FANOUT and not (
             flags & SNDMORE
@@ -602,10 +602,10 @@ class Socket(Base):
         )
         if not plain or not streams:
             return Capabilities()
-        return Capabilities(
-            device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
-            registers_memory=all(s.registers_device_memory for s in streams),
-        )
+        return capabilities_of(streams)
+
+    def _want_gpu(self, uuid: bytes, index: int) -> None:
+        want_gpu(self.context, uuid, index)
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()

@@ -68,6 +68,12 @@ class GpuDevice(Protocol):
     def slab(self, view: Any) -> Slab:
         """Returns memory of the pool (a numpy array of uint8) as a slab."""
 
+    def current(self) -> tuple[Any, int]:
+        """The current stream: the library's object, and its number for the driver."""
+
+    def address(self, flat: Any) -> int:
+        """Where a flat tensor lies on the device."""
+
 
 def to_host(device: GpuDevice, flat: Any) -> Any:
     """Returns a tensor's bytes in memory of their own. The GIL is free during copies and waits."""
@@ -136,11 +142,19 @@ class Landing:
         """Whether this is the memory of `buffer`."""
         return self._slab is not None and data is self._slab.view
 
+    def takes(self, data: Any) -> bool:
+        """Whether `fill` takes this as it is: that memory, or a payload on a GPU."""
+        return self.holds(data) or is_payload(data)
+
     def fill(self, flat: Any, data: Any) -> None:
         """Copies the payload, from `buffer` or anywhere else; the current stream waits for it."""
         import numpy
 
-        if self._slab is not None and self.holds(data):
+        if is_payload(data):
+            kept, stream = self._device.current()
+            data.use(kept, stream)
+            data.context.copy(self._device.address(flat), data.pointer, data.nbytes, stream)
+        elif self._slab is not None and self.holds(data):
             self._device.copy_in(self._slab, flat, 0, flat.nbytes)
         else:
             _to_device(self._device, numpy.frombuffer(data, "u1"), flat)
@@ -246,6 +260,13 @@ class TorchDevice:
     def slab(self, view: Any) -> Slab:
         return Slab(self._torch.from_numpy(view), view, pooled=True)
 
+    def current(self) -> tuple[Any, int]:
+        stream = self._torch.cuda.current_stream(self._device)
+        return stream, int(stream.cuda_stream)
+
+    def address(self, flat: Any) -> int:
+        return int(flat.data_ptr())
+
     def pinned(self, nbytes: int) -> Slab:
         with self._torch.cuda.device(self._device):  # else it opens the thread's current device
             memory = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
@@ -289,6 +310,13 @@ class CupyDevice:
     def slab(self, view: Any) -> Slab:
         return Slab(SimpleNamespace(ptr=int(view.ctypes.data)), view, pooled=True)
 
+    def current(self) -> tuple[Any, int]:
+        stream = self._stream()
+        return stream, int(stream.ptr)
+
+    def address(self, flat: Any) -> int:
+        return int(flat.data.ptr)
+
     def pinned(self, nbytes: int) -> Slab:
         import numpy
 
@@ -315,6 +343,11 @@ class CupyDevice:
     def _stream(self) -> Any:
         """The current stream of this device, which need not be the thread's current device."""
         return self._cuda.get_current_stream(self._index)
+
+
+def is_payload(data: Any) -> bool:
+    """Whether a frame's data lies in memory of a GPU, where a peer on this host has left it."""
+    return type(data).__name__ == "GpuPayload"
 
 
 def is_cupy(obj: Any) -> bool:

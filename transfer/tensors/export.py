@@ -12,6 +12,7 @@ from pickle import PickleBuffer
 from typing import Any, Final
 
 from transfer.tensors import device, dtypes
+from transfer.tensors.gpu_array import Flat, export_array
 from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
 from transfer.transports.errors import NotATensor, NotSupported, missing_library
 
@@ -49,7 +50,7 @@ def export(tensor: Any) -> Exported:
 
 def _exporter_for(tensor: Any) -> _Exporter:
     """Finds the exporter of an object, and caches it for frequent types."""
-    if device.is_cupy(tensor):
+    if on_device(tensor) and not hasattr(tensor, "is_cuda"):
         return export_staged
     numpy = sys.modules.get("numpy")  # another thread may still be importing it
     if numpy is not None and hasattr(numpy, "ma") and isinstance(tensor, (numpy.ndarray, numpy.generic)):
@@ -196,8 +197,18 @@ def _dense(tensor: Any) -> tuple[Any, Any]:
 
 
 def on_device(tensor: Any) -> bool:
-    """Whether it is a tensor of torch or CuPy in a GPU's memory."""
-    return bool(getattr(tensor, "is_cuda", False)) or device.is_cupy(tensor)
+    """Whether it is a tensor in a GPU's memory: of torch, CuPy, or with `__cuda_array_interface__` alone."""
+    cuda = getattr(tensor, "is_cuda", None)
+    if cuda is not None:
+        return bool(cuda)
+    return device.is_cupy(tensor) or hasattr(tensor, "__cuda_array_interface__")
+
+
+def export_flat(tensor: Any) -> Exported:
+    """As `export` for a tensor on a device, with its memory there as bytes; None: there are none."""
+    if device.is_cupy(tensor):
+        return _flat_cupy(tensor)
+    return _flat_cuda(tensor) if hasattr(tensor, "is_cuda") else export_array(tensor)
 
 
 def export_pointer(tensor: Any) -> Exported:
@@ -205,16 +216,21 @@ def export_pointer(tensor: Any) -> Exported:
 
     It waits for the work of the current stream, since the transport may read at any time.
     """
-    flags, header, flat = _flat_cupy(tensor) if device.is_cupy(tensor) else _flat_cuda(tensor)
+    flags, header, flat = export_flat(tensor)
     if flat is None:
         return flags, header, b""
-    device.settle(device.device_of(tensor))
+    if isinstance(flat, Flat):
+        flat.context.synchronize(flat.stream)
+    else:
+        device.settle(device.device_of(tensor))
     return flags, header, flat
 
 
 def export_staged(tensor: Any) -> Exported:
     """As `export` for a tensor on a device: a copy in host memory that nobody else has."""
-    flags, header, flat = _flat_cupy(tensor) if device.is_cupy(tensor) else _flat_cuda(tensor)
+    flags, header, flat = export_flat(tensor)
+    if isinstance(flat, Flat):
+        return flags, header, flat.to_host()
     return flags, header, b"" if flat is None else device.to_host(device.device_of(tensor), flat)
 
 

@@ -1,7 +1,7 @@
-"""Sends a tensor on a GPU: by its pointer or registered with the network card, if every peer's transport
-supports that, else through the host.
+"""Sends a tensor on a GPU: in memory that peers on this host map, by its pointer, or registered with the
+network card, if every peer supports that, else through the host.
 
-The ways without the host were never run on a GPU: their tests use stand-ins for device, driver and peers.
+The ways without the host never ran on a GPU: their tests use stand-ins for driver and peers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
-from transfer.tensors.export import export_pointer, export_staged
+from transfer.tensors import device
+from transfer.tensors.export import export_flat, export_pointer, export_staged
+from transfer.tensors.gpu_array import Flat
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
@@ -32,15 +34,16 @@ _warned: Final[set[str]] = set()
 def send_from_device(
     socket: Any, tensor: Any, topic: bytes | None, flags: int, track: bool, direct: bool
 ) -> Tracker | None:
-    """Sends one tensor on a device. direct: not through the host, where that is possible, and with a tracker.
+    """Sends one tensor on a device. direct: its own memory, where that is possible, and with a tracker.
     Raises as `send_tensor`."""
-    route = _direct_route(socket, tensor, flags) if direct else gpu.GpuRoute.STAGING
-    if route in _DIRECT:
-        bits, header, flat = export_pointer(tensor)
-        payload = registrable(flat) if route is gpu.GpuRoute.DMABUF else flat
+    route = _direct_route(socket, tensor, flags)
+    if route is gpu.GpuRoute.MAPPED or (direct and route in _DIRECT):
+        bits, header, payload = _on_gpu(tensor) if route is gpu.GpuRoute.MAPPED else export_pointer(tensor)
+        if route is gpu.GpuRoute.DMABUF:
+            payload = registrable(payload)
         try:
             sent: Tracker | None = socket._send_outframes(
-                [(bits, 0, topic, header, payload)], flags, track, False
+                [(bits, 0, topic, header, payload)], flags, track, not direct
             )
             return sent
         except (TypeError, BufferError, RegistrationError) as error:
@@ -58,6 +61,19 @@ def _direct_route(socket: Any, tensor: Any, flags: int) -> gpu.GpuRoute:
     return way_of(tensor, Capabilities() if asked is None else asked(flags)).route
 
 
+def _on_gpu(tensor: Any) -> tuple[int, bytes, Any]:
+    """(flags, header, payload) for peers that map it, in the order of the tensor's current stream."""
+    bits, header, flat = export_flat(tensor)
+    driver = cuda.load()
+    if flat is None or driver is None:
+        return bits, header, b""
+    memory = gpu.described(flat)
+    assert memory is not None
+    index = driver.device_of(memory.pointer) or 0
+    stream = flat.stream if isinstance(flat, Flat) else device.device_of(tensor).current()[1]
+    return bits, header, gpu.OnGpu(flat, replace(memory, index=index), driver.uuid(index), stream)
+
+
 def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     """Returns the decision of `gpu.decide` on this machine; logs its warning once."""
     memory = gpu.described(tensor)
@@ -66,6 +82,9 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     driver = cuda.load() if memory.kind == gpu.CUDA else None
     if driver is not None:
         memory = replace(memory, virtual=gpu.is_virtual(driver.attributes(memory.pointer)))
+        if can.maps_gpus:
+            index = driver.device_of(memory.pointer)
+            memory = replace(memory, uuid=b"" if index is None else driver.uuid(index))
     way = gpu.decide(memory, can, _machine(driver, memory.index) if can.registers_memory else _machine())
     if way.warning:
         _warn(way.warning)

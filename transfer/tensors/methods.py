@@ -9,6 +9,7 @@ from transfer.constants import DONTWAIT
 from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export, on_device
+from transfer.tensors.gpu_array import GpuBuilder, gpu_builder
 from transfer.tensors.gpu_path import send_from_device
 from transfer.tensors.receive import (
     Sink,
@@ -17,7 +18,7 @@ from transfer.tensors.receive import (
     receive_into,
     receive_one,
 )
-from transfer.tensors.target import target_for
+from transfer.tensors.target import gpu_of, target_for
 from transfer.transports.arguments import flags_of, octets, wrong
 from transfer.transports.core.wire import MAX_TOPIC, SocketType
 from transfer.transports.errors import NotSupported, UsageError
@@ -62,6 +63,8 @@ class FrameReceiver(Protocol):
 
     `_receive_valid`: returns `receive(*arguments)`. If it raises ProtocolError, for an error found after
     reading, the connection ends as above, and the next message is tried.
+
+    `_want_gpu`: peers may leave payloads on this GPU.
     """
 
     def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
@@ -69,6 +72,8 @@ class FrameReceiver(Protocol):
     def _unreceive(self, frames: list[Any]) -> None: ...
 
     def _receive_valid(self, receive: Callable[..., T], *arguments: Any) -> T: ...
+
+    def _want_gpu(self, uuid: bytes, index: int) -> None: ...
 
 
 class TensorMethods:
@@ -150,10 +155,16 @@ class TensorMethods:
         return self._send_outframes([(bits, 0, topic, header, buffer)], flags, track, copy)
 
     @overload
-    def recv_tensor(self: FrameReceiver, flags: int = ..., *, out: None = ..., like: Any = ...) -> Any: ...
+    def recv_tensor(
+        self: FrameReceiver, flags: int = ..., *, out: None = ..., like: Any = ..., device: Any = ...
+    ) -> Any: ...
     @overload
-    def recv_tensor(self: FrameReceiver, flags: int = ..., *, out: T, like: Any = ...) -> T: ...
-    def recv_tensor(self: FrameReceiver, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
+    def recv_tensor(
+        self: FrameReceiver, flags: int = ..., *, out: T, like: Any = ..., device: Any = ...
+    ) -> T: ...
+    def recv_tensor(
+        self: FrameReceiver, flags: int = 0, *, out: Any = None, like: Any = None, device: Any = None
+    ) -> Any:
         """Receives one tensor, which is writable and owns its memory.
 
         Args:
@@ -161,6 +172,9 @@ class TensorMethods:
             out: memory to receive into: a numpy array, a torch tensor, or plain writable memory. The payload
                 is read directly into it if the order of axes allows.
             like: the kind of tensor: `torch`, `"torch"`, a type or a tensor; numpy by default.
+            device: the GPU to receive on, as `"cuda:0"`; the host by default. A peer on this host then leaves
+                tensors of that GPU in its memory, where the received one shows them in place. Without `like`
+                the tensor is a `GpuArray`.
 
         Returns:
             The tensor, or `out`.
@@ -174,8 +188,17 @@ class TensorMethods:
         If the connection breaks in the middle, `out` may be partly overwritten.
         """
         if out is not None:
-            return self._receive_valid(receive_into, self, flags, target_for(out))
-        return self._receive_valid(receive_one, self, flags, builder_for(like))
+            target = target_for(out)
+            wanted = gpu_of(target)
+            if wanted is not None:
+                self._want_gpu(*wanted)
+            return self._receive_valid(receive_into, self, flags, target)
+        if device is None:
+            return self._receive_valid(receive_one, self, flags, builder_for(like))
+        builder = gpu_builder(device, like)
+        if isinstance(builder, GpuBuilder):
+            self._want_gpu(builder.uuid, builder.index)
+        return self._receive_valid(receive_one, self, flags, builder)
 
     @overload
     def send_tensors(

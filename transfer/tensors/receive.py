@@ -58,18 +58,7 @@ def _built(frame: Any, recipe: Recipe, builder: Builder) -> Any:
 
 def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
     """Receives one tensor in memory of the caller. Raises as `TensorMethods.recv_tensor`."""
-    placed: Any = None
-
-    def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
-        nonlocal placed
-        if _may_be_delimiter(meta, nbytes):
-            return None
-        recipe = _expect_tensor(meta)
-        check_length(recipe, nbytes)
-        target.check(recipe)
-        placed = target.buffer_for(recipe)
-        return placed
-
+    sink = _IntoTarget(target)
     frames = socket._recv_frames(flags, sink)
     try:
         frame, recipe = _single(frames)
@@ -77,8 +66,37 @@ def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
     except TensorMismatch:
         socket._unreceive(frames)
         raise
-    _take(frame, recipe, target, placed)
+    _take(frame, recipe, target, sink.placed)
     return target.out
+
+
+class _IntoTarget:
+    """The sink of one tensor for memory of the caller. placed: what it gave last."""
+
+    __slots__ = ("_target", "placed")
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.placed: Any = None
+
+    def __call__(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
+        recipe = self._checked(meta, nbytes)
+        if recipe is not None:
+            self.placed = self._target.buffer_for(recipe)
+            return self.placed
+        return None
+
+    def on_gpu(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
+        """The core asks this for a payload on a GPU, of which the target makes the best."""
+        self._checked(meta, nbytes)
+
+    def _checked(self, meta: bytes | None, nbytes: int) -> Recipe | None:
+        if _may_be_delimiter(meta, nbytes):
+            return None
+        recipe = _expect_tensor(meta)
+        check_length(recipe, nbytes)
+        self._target.check(recipe)
+        return recipe
 
 
 def _expect_tensor(meta: bytes | None) -> Recipe:

@@ -11,6 +11,8 @@ from typing import Any
 
 from transfer.tensors import device
 from transfer.tensors.build import NUMPY, TORCH, Recipe
+from transfer.tensors.gpu_array import export_array, numpy_dtype
+from transfer.transports import cuda, gpu
 from transfer.transports.errors import NotATensor, TensorMismatch
 
 _BYTES = "|u1"
@@ -21,6 +23,7 @@ class _NumpyTarget:
 
     __slots__ = ("out",)
     direct = True
+    on_gpu = False
 
     def __init__(self, out: Any) -> None:
         if not out.flags.writeable:
@@ -57,7 +60,7 @@ class _NumpyTarget:
 class TorchTarget:
     """A tensor, in any order of axes, on any device."""
 
-    __slots__ = ("_landing", "_plain", "direct", "out")
+    __slots__ = ("_landing", "_plain", "direct", "on_gpu", "out")
 
     def __init__(self, torch: Any, out: Any) -> None:
         if out.layout is not torch.strided or out.is_quantized or out.device.type == "meta":
@@ -67,6 +70,7 @@ class TorchTarget:
         self.out = out
         self._plain = out.detach() if out.requires_grad else out
         self.direct = not out.is_cuda
+        self.on_gpu = bool(out.is_cuda)
         self._landing = None if self.direct else device.Landing(device.TorchDevice(out.device))
 
     def check(self, recipe: Recipe) -> None:
@@ -91,7 +95,7 @@ class TorchTarget:
         plain = self._dense(recipe)
         if self._landing is not None and plain is not None:
             flat = plain.reshape(-1).view(sys.modules["torch"].uint8)
-            self._landing.fill(flat, data if self._landing.holds(data) else _part(recipe, data, offset))
+            self._landing.fill(flat, data if self._landing.takes(data) else _part(recipe, data, offset))
         else:
             self._plain.copy_(TORCH.build(recipe, data, offset))
 
@@ -110,6 +114,7 @@ class CupyTarget:
 
     __slots__ = ("_landing", "out")
     direct = False
+    on_gpu = True
 
     def __init__(self, out: Any) -> None:
         self.out = out
@@ -132,7 +137,7 @@ class CupyTarget:
         """Copies a payload; the current stream waits for the copy."""
         if recipe.nbytes:
             flat = self._ordered(recipe).reshape(-1).view(_BYTES)
-            self._landing.fill(flat, data if self._landing.holds(data) else _part(recipe, data, offset))
+            self._landing.fill(flat, data if self._landing.takes(data) else _part(recipe, data, offset))
 
     def _ordered(self, recipe: Recipe) -> Any:
         return self.out if recipe.spec.axes is None else self.out.transpose(recipe.spec.axes)
@@ -143,6 +148,7 @@ class _MemoryTarget:
 
     __slots__ = ("_view", "out")
     direct = True
+    on_gpu = False
 
     def __init__(self, out: Any) -> None:
         try:
@@ -172,7 +178,50 @@ class _MemoryTarget:
             self._view[:] = _part(recipe, data, offset)
 
 
-Target = _NumpyTarget | TorchTarget | CupyTarget | _MemoryTarget
+class ArrayTarget:
+    """An array on a GPU that only has `__cuda_array_interface__`, without gaps in C order."""
+
+    __slots__ = ("_dtype", "_flat", "out")
+    direct = False
+    on_gpu = True
+
+    def __init__(self, out: Any) -> None:
+        if out.__cuda_array_interface__["data"][1]:
+            raise TensorMismatch("out= is read-only")
+        self.out = out
+        self._flat = export_array(out)[2]
+        self._dtype = numpy_dtype(out.__cuda_array_interface__)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises TensorMismatch if dtype, shape or the order of axes differ."""
+        if recipe.make_array is None:
+            NUMPY.check(recipe)
+        shape = tuple(self.out.__cuda_array_interface__["shape"])
+        if recipe.numpy_dtype != self._dtype or recipe.shape != shape:
+            arrived = f"{recipe.numpy_dtype} {list(recipe.shape)}"
+            raise TensorMismatch(f"out= is {self._dtype} {list(shape)}, the tensor {arrived}")
+        if recipe.spec.axes is not None:
+            raise TensorMismatch("the tensor that arrived is in another order of axes than out=")
+
+    def buffer_for(self, recipe: Recipe) -> Any:
+        """Returns None: `fill` copies."""
+        return None
+
+    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
+        """Copies a payload, in the order of the array's stream."""
+        if self._flat is not None:
+            self._flat.fill(data if device.is_payload(data) else _part(recipe, data, offset))
+
+
+Target = _NumpyTarget | TorchTarget | CupyTarget | ArrayTarget | _MemoryTarget
+
+
+def gpu_of(target: Target) -> tuple[bytes, int] | None:
+    """(UUID, number here) of the GPU that holds a target's memory; None: the host does, or it is empty."""
+    driver = cuda.load() if target.on_gpu else None
+    memory = None if driver is None else gpu.described(target.out)
+    index = None if driver is None or memory is None else driver.device_of(memory.pointer)
+    return None if driver is None or index is None else (driver.uuid(index), index)
 
 
 def target_for(out: Any) -> Target:
@@ -185,6 +234,8 @@ def target_for(out: Any) -> Target:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         return TorchTarget(torch, out)
+    if hasattr(out, "__cuda_array_interface__"):
+        return ArrayTarget(out)
     return _MemoryTarget(out)
 
 

@@ -34,6 +34,8 @@ MAX_DATA = 16 << 30
 #: stands for data that travels apart from the connection: segment, way, offset, length in bytes
 REFERENCE = struct.Struct("<IIQQ")
 REFERENCE_SIZE = REFERENCE.size
+#: the lowest byte of the second number, of a payload in memory of a GPU
+ON_GPU = 3
 #: in the flags of an OutFrame: its data is such a reference. On the wire it is this bit of the socket type,
 #: since the flag byte is full; only streams whose peers agreed on it send or accept it.
 BY_REFERENCE = 0x100

@@ -3,6 +3,8 @@
 blocks           memory that is shareable from its allocation
 control_channel  the control socket of a connection
 exported_blocks  which of our blocks a connection's peer sees, and the callbacks when it has released them
+gpu_mappings     the receiver's side of memory of GPUs: the peer's announcements, checked before use
+gpu_shares       what a connection's peer sees of our GPUs' memory
 fd_passing       passes descriptors between processes over a Unix socket
 mappings         the receiver's side of shared memory: the peer's announcements, checked before use
 memory           shared memory that cannot shrink while it is mapped

@@ -2,6 +2,8 @@
 
     <B kind, 3 unused, I number, Q size or share, Q slot size>, one message each (SOCK_SEQPACKET)
 
+and behind it, of a block on a GPU, what names that memory in other processes.
+
 Finalizers send here too, and they run inside any statement of any thread: sending neither waits nor takes a
 lock that another thread could hold.
 """
@@ -31,7 +33,13 @@ _LAYOUT = struct.Struct("<BxxxIQQ")
 SEGMENT, DROP = 1, 2
 #: a block of tensors, with its descriptor; reports that a payload in it is free, that it was given up
 BLOCK, RELEASED, FORGET = 3, 4, 5
+#: a GPU that the sender of this takes payloads on, by its UUID in two numbers; a block on one, with handles;
+#: reports that a payload is free, that a block is given up, that the other side does not map it any more
+GPU_WANTED, GPU_BLOCK, GPU_RELEASED, GPU_FORGET, GPU_UNMAPPED = 6, 7, 8, 9, 10
 _WITH_DESCRIPTOR = (SEGMENT, BLOCK)
+#: bytes of a UUID, a handle of memory and one of an event
+GPU_HANDLES = 16 + 64 + 64
+_MOST = _LAYOUT.size + GPU_HANDLES + 1
 
 _call: Callable[[Callable[[], object]], object] = operator.call
 
@@ -47,6 +55,7 @@ class ShmControlMessage(NamedTuple):
     size: int
     slot: int
     fd: int
+    handles: bytes = b""
 
 
 class SpareDescriptor:
@@ -105,9 +114,9 @@ class ControlChannel:
         """Some messages are not sent yet."""
         return bool(self._waiting)
 
-    def send(self, kind: int, number: int, size: int = 0) -> None:
+    def send(self, kind: int, number: int, size: int = 0, slot: int = 0) -> None:
         """Never waits: a message without room is sent later, in order."""
-        self._waiting.append(_LAYOUT.pack(kind, number, size, 0))
+        self._waiting.append(_LAYOUT.pack(kind, number, size, slot))
         self.go_on()
 
     def go_on(self) -> None:
@@ -136,13 +145,17 @@ class ControlChannel:
             finally:
                 self._sending.release()
 
-    def announce(self, kind: int, number: int, size: int, slot: int, fd: int) -> bool:
-        """Passes a descriptor. False: the peer has not read earlier messages, or is gone."""
+    def announce(self, kind: int, number: int, size: int, slot: int, passed: int | bytes) -> bool:
+        """Passes a descriptor, or handles. False: the peer has not read earlier messages, or is gone."""
         connection = self._socket
         if connection is None:
             return False
+        data = _LAYOUT.pack(kind, number, size, slot)
         try:
-            fd_passing.send(connection, _LAYOUT.pack(kind, number, size, slot), [fd])
+            if isinstance(passed, bytes):
+                [_] = map(connection.send, (data + passed,), (socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,))
+            else:
+                fd_passing.send(connection, data, [passed])
         except OSError:
             return False
         return True
@@ -173,10 +186,10 @@ class ControlChannel:
             return None
         try:
             # The kernel drops a descriptor that has no room here, so this checks for room first.
-            seen = fd_passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
+            seen = fd_passing.receive(connection, _MOST, 4, peek=True)
             if seen.lost and self._spare.give():
-                seen = fd_passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
-            connection.recv(_LAYOUT.size + 1)
+                seen = fd_passing.receive(connection, _MOST, 4, peek=True)
+            connection.recv(_MOST)
             return seen
         except (BlockingIOError, InterruptedError):
             return None
@@ -190,12 +203,19 @@ class ControlChannel:
 
 
 def _decoded(data: bytes, descriptors: list[int]) -> ShmControlMessage:
-    if len(data) != _LAYOUT.size:
+    if len(data) < _LAYOUT.size:
         raise ProtocolError("control_channel", f"{len(data)} bytes where an announcement was due")
-    kind, number, size, slot = _LAYOUT.unpack(data)
-    if not SEGMENT <= kind <= FORGET or len(descriptors) != (kind in _WITH_DESCRIPTOR):
-        raise ProtocolError("control_channel", f"announcement {kind} with {len(descriptors)} descriptors")
-    return ShmControlMessage(kind, number, size, slot, descriptors[0] if descriptors else -1)
+    kind, number, size, slot = _LAYOUT.unpack_from(data)
+    handles = data[_LAYOUT.size :]
+    if (
+        not SEGMENT <= kind <= GPU_UNMAPPED
+        or len(descriptors) != (kind in _WITH_DESCRIPTOR)
+        or len(handles) != (GPU_HANDLES if kind == GPU_BLOCK else 0)
+    ):
+        raise ProtocolError(
+            "control_channel", f"announcement {kind} of {len(data)} bytes with {len(descriptors)} descriptors"
+        )
+    return ShmControlMessage(kind, number, size, slot, descriptors[0] if descriptors else -1, handles)
 
 
 class Bell:

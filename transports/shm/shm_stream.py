@@ -16,14 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
+from transfer.transports.core.wire import BY_REFERENCE, ON_GPU, REFERENCE, REFERENCE_SIZE
 from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Broken, ProtocolError, TransferError, without_frames
+from transfer.transports.gpu import OnGpu
 from transfer.transports.reactor import READABLE
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
 from transfer.transports.shm.control_channel import ControlChannel, ShmControlMessage
 from transfer.transports.shm.exported_blocks import ExportedBlocks
+from transfer.transports.shm.gpu_mappings import GpuMappings, WantedGpus
+from transfer.transports.shm.gpu_shares import GpuShare, GpuShares
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transfer.transports.shm.segments import Arena, SharedSegment
 from transfer.transports.shm.shm_streams import ShmStreams
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 Released = Callable[[BaseException | None], None]
 
+_ANNOUNCEMENTS = (control_channel.SEGMENT, control_channel.BLOCK, control_channel.GPU_BLOCK)
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
@@ -76,6 +80,7 @@ class ShmStream:
         # -- sent by this side
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
         self._lending = ExportedBlocks(self._control)
+        self._gpu_shares = GpuShares(self._control)
         #: payloads that the connection carried itself, by reason
         self.refused: Counter[str] = Counter()
         # -- sent by the peer
@@ -83,13 +88,27 @@ class ShmStream:
         self._blocks: dict[int, MappedBlock] = {}
         #: (block, share) of payloads that the peer lent and this side still sees
         self._borrowed: set[tuple[int, int]] = set()
+        self._gpu_mappings = GpuMappings(self._control, around.pool, attend)
         self._carriers.add(self)
+        for uuid, index in WantedGpus.of(self._shared).numbers.items():
+            self._gpu_mappings.want(uuid, index)
         self._reactor.register(self._control.fd, READABLE, self._ready)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the segments for sending."""
         return self._arena.total
+
+    @property
+    def maps_gpus(self) -> frozenset[bytes]:
+        """GPUs, by UUID, on which the peer takes payloads."""
+        return frozenset(self._gpu_shares.wanted)
+
+    def want_gpu(self, uuid: bytes, index: int) -> None:
+        """Tells the peer that this side takes payloads on a GPU."""
+        with self._lock:
+            if not self._closed:
+                self._gpu_mappings.want(uuid, index)
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -104,6 +123,13 @@ class ShmStream:
         try:
             for frame in frames:
                 data = frame[4]
+                if isinstance(data, OnGpu):
+                    if parts is None and hold:
+                        parts = Countdown(released, 1)
+                    shown = self._show(data, hold and not several, parts)
+                    placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], shown))
+                    saved += data.nbytes - REFERENCE_SIZE
+                    continue
                 size = len(data) if type(data) is bytes else memoryview(data).nbytes
                 if size < LARGE:  # which costs less on the socket
                     placed.append(frame)
@@ -182,6 +208,13 @@ class ShmStream:
         way = (_PRIVATE if several else _SHARED) | number << 8
         return REFERENCE.pack(loan.block.number, way, loan.offset, size)
 
+    def _show(self, payload: OnGpu, lend: bool, parts: Countdown | None) -> bytes:
+        """A reference to memory of a GPU. Raises RegistrationError."""
+        with self._lock:
+            if self._closed:
+                raise Broken("this end closed the stream")
+            return self._gpu_shares.place(payload, lend, parts)
+
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
         """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
         ProtocolError if the peer has released them nevertheless."""
@@ -202,6 +235,9 @@ class ShmStream:
         if way & 0xFF == _SLOT:
             found = self._arena.find(number, offset)
             data = found and found[0].lend(found[1], size)
+        elif way & 0xFF == ON_GPU:
+            with self._lock:
+                data = self._gpu_shares.take_back(way >> 8)
         else:
             data = self._lending.take_back(way >> 8)
         if data is None:
@@ -213,7 +249,10 @@ class ShmStream:
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 number, way, offset, _ = REFERENCE.unpack(frame[4])
-                if way & 0xFF != _SLOT:
+                if way & 0xFF == ON_GPU:
+                    with self._lock:
+                        self._gpu_shares.cancel(way >> 8)
+                elif way & 0xFF != _SLOT:
                     self._lending.cancel(way >> 8)
                 elif found := self._arena.find(number, offset):
                     found[0].free(found[1])
@@ -228,6 +267,12 @@ class ShmStream:
             segment = self._segments.get(number) or self._known(self._segments, number)
             return segment.fetch(offset, size)
         kind, share = way & 0xFF, way >> 8
+        if kind == ON_GPU:
+            self._known(self._gpu_mappings.blocks, number)
+            with self._lock:
+                if self._closed:
+                    raise Broken("this end closed the stream")
+                return self._gpu_mappings.fetch(number, share, offset, size)
         if kind not in (_SHARED, _PRIVATE):
             raise ProtocolError("reference", f"a reference of kind {kind}")
         if (number, share) in self._borrowed:
@@ -265,8 +310,7 @@ class ShmStream:
         self._borrowed.discard((block, share))
         self._control.send(control_channel.RELEASED, block, share)
         if self._ended:
-            if not self._borrowed:
-                self._control.close()
+            self._unmapped()
         elif self._closed:
             self._carriers.attend(self)
 
@@ -280,6 +324,7 @@ class ShmStream:
             self._failure = without_frames(error)
             self._unwatch()
             self._lending.end_all(error)
+            self._inform(self._gpu_shares.end_all(), error)
             if self._on_failure is not None:
                 self._on_failure(error)
         self.go_on()
@@ -294,22 +339,34 @@ class ShmStream:
     def _pump(self) -> None:
         """Reads all announcements and reports. Raises ProtocolError, OutOfDescriptors."""
         ended = []
+        shown: list[GpuShare] = []
         try:
             with self._lock:
                 for message in self._control.read():
                     if message is None:  # the peer is gone and sees no memory any more
                         self._unwatch()
                         ended = self._lending.numbers()
+                        shown += self._gpu_shares.peer_gone()
                     elif message.kind == control_channel.RELEASED:
                         ended.append(message.size)
+                    elif message.kind == control_channel.GPU_RELEASED:
+                        shown += self._gpu_shares.end(message.size)
                     else:
                         self._handle(message)
         finally:
             for number in ended:
                 self._lending.end(number, None)
+            self._inform(shown, None)
+
+    def _inform(self, ended: list[GpuShare], error: BaseException | None) -> None:
+        for share in ended:
+            share.inform(error)
 
     def _handle(self, message: ShmControlMessage) -> None:
-        if self._closed and message.kind in (control_channel.SEGMENT, control_channel.BLOCK):
+        if self._closed and message.kind in _ANNOUNCEMENTS:
+            return
+        if message.kind >= control_channel.GPU_WANTED:
+            self._handle_gpu(message)
             return
         if message.kind == control_channel.DROP:
             self._segments.pop(message.number, None)
@@ -328,6 +385,18 @@ class ShmStream:
         else:
             self._blocks[message.number] = MappedBlock(self._core, message.fd, message.size)
 
+    def _handle_gpu(self, message: ShmControlMessage) -> None:
+        if message.kind == control_channel.GPU_WANTED:
+            words = message.size.to_bytes(8, "little"), message.slot.to_bytes(8, "little")
+            self._gpu_shares.want(b"".join(words))
+        elif message.kind == control_channel.GPU_BLOCK:
+            lent = bool(message.slot)
+            self._gpu_mappings.announced(message.number, message.size, lent, message.handles)
+        elif message.kind == control_channel.GPU_FORGET:
+            self._gpu_mappings.forget(message.number)
+        else:
+            self._gpu_shares.unmapped(message.number)
+
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
         """Reports a fatal error to the connection's owner, in the reactor's thread."""
         self._on_failure = on_failure
@@ -343,6 +412,7 @@ class ShmStream:
         with self._lock:
             self._closed = True
             self._unmap()
+            self._gpu_shares.close()
         self._on_failure = None
         self._arena.close()
         self.go_on()
@@ -355,8 +425,9 @@ class ShmStream:
         if self._arena.dropped and not self._closed:
             self._report_dropped()
         with self._lock:
-            busy = self._lending or self._borrowed or self._control.waiting
-            if self._closed and not busy:
+            self._gpu_mappings.go_on()
+            busy = self._lending or self._borrowed or self._gpu_shares or self._gpu_mappings
+            if self._closed and not busy and not self._control.waiting:
                 self.end()
 
     def end(self) -> None:
@@ -368,11 +439,18 @@ class ShmStream:
             self._ended = self._closed = True
             self._unmap()
         self._arena.close()
-        self._lending.end_all(Broken("the context ended while a peer still saw this memory"))
+        why = Broken("the context ended while a peer still saw this memory")
+        self._lending.end_all(why)
+        self._inform(self._gpu_shares.end_all(), why)
         self._unwatch()
-        if not self._borrowed:
-            self._control.close()
+        self._gpu_mappings.finish(self._unmapped)
+        self._unmapped()
         self._carriers.remove(self)
+
+    def _unmapped(self) -> None:
+        """The peer's memory may be free for it, after the end."""
+        if not self._borrowed and not self._gpu_mappings:
+            self._control.close()
 
     def _unmap(self) -> None:
         """Of the peer's memory only viewed parts stay mapped."""
@@ -380,10 +458,13 @@ class ShmStream:
             block.close()
         self._blocks.clear()
         self._segments.clear()
+        self._gpu_mappings.close()
 
     def rest(self) -> None:
         """Called at intervals: returns memory that was not used since the last time to the system."""
         self._arena.rest()
+        with self._lock:
+            self._gpu_shares.rest()
 
     def _unwatch(self) -> None:
         self._reactor.unregister(self._control.fd)

@@ -29,6 +29,7 @@ class Carrier(Protocol):
     def go_on(self) -> None: ...
     def rest(self) -> None: ...
     def end(self) -> None: ...
+    def want_gpu(self, uuid: bytes, index: int) -> None: ...
 
 
 class ShmStreams:
@@ -43,6 +44,7 @@ class ShmStreams:
         self._living: set[Carrier] = set()
         self._resting = False
         self._asking: deque[Carrier] = deque()
+        self._hurry = False
         self._bell = Bell(reactor, self._rung)
 
     @classmethod
@@ -69,19 +71,21 @@ class ShmStreams:
     def remove(self, carrier: Carrier) -> None:
         self._living.discard(carrier)
 
-    def attend(self, carrier: Carrier) -> None:
-        """Has `carrier.go_on` called soon; may be called in any statement of any thread."""
+    def attend(self, carrier: Carrier, hurry: bool = False) -> None:
+        """Has `carrier.go_on` called a little later, or at once; may be called in any statement of any
+        thread."""
+        self._hurry = self._hurry or hurry
         self._asking.append(carrier)
         self._bell.ring()
 
-    def attending(self, carrier: Carrier) -> Callable[[], None]:
+    def attending(self, carrier: Carrier) -> Callable[..., None]:
         """`attend` as a callback that does not keep the carrier."""
         itself = weakref.ref(carrier)
 
-        def attend() -> None:
+        def attend(hurry: bool = False) -> None:
             found = itself()
             if found is not None:
-                self.attend(found)
+                self.attend(found, hurry)
 
         return attend
 
@@ -106,7 +110,16 @@ class ShmStreams:
         for carrier in list(self._living):
             carrier.end()
 
+    def want_gpu(self, uuid: bytes, index: int) -> None:
+        """The program takes payloads on a GPU."""
+        for carrier in list(self._living):
+            carrier.want_gpu(uuid, index)
+
     def _rung(self) -> None:
+        hurry, self._hurry = self._hurry, False
+        if hurry:
+            self._go_on()
+            return
         try:
             self._reactor.call_later(AGAIN, self._go_on)
         except TransferError:  # the context ends, and its carriers

@@ -1,7 +1,6 @@
 /* A CUDA driver without a GPU: see the package. Names, numbers and results are those of NVIDIA's cuda.h. */
 
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -107,6 +106,18 @@ static long number(const char *variable, long otherwise) {
     return text && *text ? atol(text) : otherwise;
 }
 
+/* A killed process that was not waited for yet has no memory mapped. */
+static int alive(pid_t pid) {
+    char path[32], line[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    char *read = fgets(line, sizeof line, file);
+    fclose(file);
+    char *state = read ? strrchr(line, ')') : NULL;
+    return state && state[2] != 'Z' && state[2] != 'X';
+}
+
 static void complete(struct shared_event *event, uint64_t moment) {
     uint64_t before = atomic_load(&event->completed);
     while (before < moment && !atomic_compare_exchange_weak(&event->completed, &before, moment)) {}
@@ -124,7 +135,7 @@ static void do_work(struct work *work) {
         break;
     case WAIT:
         while (atomic_load(&work->event->completed) < work->moment) {
-            if (kill(atomic_load(&work->event->owner), 0) && errno == ESRCH) break;
+            if (!alive(atomic_load(&work->event->owner))) break;
             usleep(20);
         }
         break;
@@ -294,7 +305,7 @@ API int cuMemFree_v2(pointer_t pointer) {
     }
     for (int i = 0; i < MOST_MAPPERS; i++) {
         pid_t mapper = atomic_load(&one->shared->mappers[i]);
-        if (mapper && !kill(mapper, 0)) {
+        if (mapper && alive(mapper)) {
             fprintf(stderr, "null_cuda: memory was freed that process %d has mapped\n", mapper);
             abort();
         }
@@ -408,7 +419,7 @@ API int cuIpcOpenMemHandle_v2(pointer_t *pointer, struct ipc given, unsigned fla
             atomic_fetch_add(&counted[2], 1);
             for (int i = 0; i < MOST_MAPPERS; i++) {
                 pid_t before = atomic_load(&one->shared->mappers[i]);
-                if ((!before || kill(before, 0))
+                if ((!before || !alive(before))
                     && atomic_compare_exchange_strong(&one->shared->mappers[i], &before, getpid())) break;
             }
         }
@@ -518,7 +529,7 @@ API int cuEventQuery(struct event *event) {
 
 API int cuEventSynchronize(struct event *event) {
     while (cuEventQuery(event)) {
-        if (kill(atomic_load(&event->shared->owner), 0) && errno == ESRCH) return SUCCESS;
+        if (!alive(atomic_load(&event->shared->owner))) return SUCCESS;
         usleep(20);
     }
     return SUCCESS;

@@ -8,6 +8,7 @@ connection       a link as Python sees it: its counters and limits, and why it e
 cuda             memory, copies, events and handles of a GPU, for any thread
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
 flusher          the native thread as Python sees it, and the release of finished Python objects
+gpu_payload      a payload in memory of a GPU, as a frame's data
 header           parses the first bytes of a frame: every length is checked here, before memory is allocated
 incoming         the receiving half of a Stream
 json_check       checks whether JSON decoders can read a peer's text, without the GIL

@@ -21,8 +21,8 @@ from transfer.transports.core.native.header cimport frame_of, head_size
 from transfer.transports.core.native.large_frames cimport receive
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
-    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, REFERENCE_BIT, REFERENCE_SIZE, header_t,
-    link_arm_credit,
+    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, ON_GPU, REFERENCE_BIT, REFERENCE_KIND,
+    REFERENCE_SIZE, header_t, link_arm_credit,
 )
 from transfer.transports.core.native.message cimport checksum_of
 from transfer.transports.core.native.pool cimport Frame, Lease, room_for
@@ -199,6 +199,8 @@ cdef class Incoming(Fetched):
         cdef uint64_t size
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
         if sink is not None and not frame.flags & F_LZ4:
+            if (at + head)[REFERENCE_KIND] == ON_GPU:
+                sink = getattr(sink, "on_gpu", sink)
             target = self.ask(sink, frame, size)
             if target is not None:
                 check_room(target, size)  # what is fetched is gone from where it was

@@ -32,6 +32,8 @@ cdef enum:
     BY_REFERENCE = 0x100      # of an OutFrame: its data is a reference to the payload
     REFERENCE_BIT = 0x80      # the same on the wire, in the byte of the socket type
     REFERENCE_SIZE = 24
+    REFERENCE_KIND = 4        # the byte that tells where the payload is
+    ON_GPU = 3
     CREDIT_KIND = 5
     CREDIT_NS = 20 * 1000 * 1000
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher

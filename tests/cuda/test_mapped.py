@@ -1,0 +1,376 @@
+"""Tensors on a GPU that a peer on this host maps, on a driver without a GPU. None of this ran on a GPU.
+
+Each program is a sender and a receiver, two processes. Copies of the driver are late, so that one who does
+not wait reads or leaves wrong bytes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+HEAD = """
+import os, signal, sys, time
+import numpy
+import transfer
+from transfer.transports.errors import *
+from tests.cuda.ends import *
+from tests.cuda.null_driver import BYTES, CONTEXTS, MAPS
+"""
+TAIL = """
+if __name__ == "__main__":
+    both(send, receive)
+"""
+SLOW = {"NULL_CUDA_DELAY_US": "2000"}
+
+
+def test_in_the_order_of_streams(run):
+    """The kernel that writes it is late, the sender overwrites it at once, the receiver reads at once."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(500, 1000)
+    for number in range(1, 21):
+        end.fill(array, number, delay=0.01)
+        begin = time.monotonic()
+        end.socket.send_tensor(array)
+        assert time.monotonic() - begin < 5
+    end.fill(array, 99)
+    end.hear()
+    assert end.null.count(BYTES) == 20 * array.nbytes, "one copy each, none through the host"
+    array.close()
+
+def receive(end):
+    end.want()
+    kept = []
+    for number in range(1, 21):
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        assert (tensor.shape, tensor.device) == ((500, 1000), "cuda:0")
+        kept.append(tensor)
+        if number % 4 == 0:
+            assert [end.bytes_of(one) for one in kept] == [{number - 3}, {number - 2}, {number - 1}, {number}]
+            kept.clear()
+    print(0 < end.null.count(MAPS) <= 20)
+    end.tell()
+"""
+    assert run(HEAD + program + TAIL, **SLOW) == "True\n"
+
+
+def test_the_receivers_work_comes_before_the_next_payload(run):
+    """A block is used again when the work that the receiver's stream had by the deletion is done."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(1000, 1000)
+    for number in range(1, 11):
+        end.fill(array, number)
+        end.socket.send_tensor(array)
+        end.hear()
+        time.sleep(0.02)  # the receiver has deleted it, and its stream is not there yet
+    end.tell()
+    array.close()
+
+def receive(end):
+    end.want()
+    targets = []
+    for number in range(1, 11):
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        targets.append(end.array(1000, 1000))
+        end.fill(targets[-1], 0, delay=0.05)
+        source = tensor.__cuda_array_interface__["data"][0]
+        end.context.copy(targets[-1].pointer, source, tensor.nbytes, 0)
+        del tensor
+        end.tell()
+    end.hear()
+    assert [end.bytes_of(one) for one in targets] == [{number} for number in range(1, 11)]
+    print(1 < end.null.count(MAPS) <= 10)
+    for one in targets:
+        one.close()
+"""
+    assert run(HEAD + program + TAIL, **SLOW) == "True\n"
+
+
+def test_its_own_memory_with_copy_false(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(2048, 1024)
+    end.fill(array, 7, delay=0.05)
+    tracker = end.socket.send_tensor(array, copy=False)
+    end.hear()
+    assert not tracker.done
+    assert end.bytes_of(array) == {9}, "the receiver wrote there"
+    end.tell()
+    tracker.wait(PATIENCE)
+    assert end.null.count(BYTES) == array.nbytes, "of `bytes_of`: nothing was copied"
+    array.close()  # the driver ends the process if the receiver still maps it
+
+def receive(end):
+    end.want()
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    assert end.bytes_of(tensor) == {7}
+    end.null.fill(tensor.__cuda_array_interface__["data"][0], 9, tensor.nbytes)
+    end.context.synchronize(0)
+    end.tell()
+    end.hear()
+    del tensor
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_a_part_of_an_allocation(run):
+    program = """
+class Part:
+    def __init__(self, whole, offset, count):
+        self.whole = whole
+        self.__cuda_array_interface__ = whole.__cuda_array_interface__ | {
+            "shape": (count,), "data": (whole.pointer + offset, False)}
+
+def send(end):
+    end.until_wanted()
+    whole = end.array(1 << 20)
+    end.null.fill(whole.pointer, 1, whole.nbytes)
+    end.null.fill(whole.pointer + 400, 2, 80000 * 4)
+    end.socket.send_tensor(Part(whole, 400, 80000), copy=False).wait(PATIENCE)
+    end.socket.send_tensor(Part(whole, 400, 80000))
+    end.hear()
+    whole.close()
+
+def receive(end):
+    end.want()
+    for _ in range(2):
+        assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {2}
+    end.tell()
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_into_memory_of_the_receiver(run):
+    """On the GPU, of the host, as an array of numpy: without `device=`, once the GPU was asked for."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(300, 400)
+    for number in range(1, 5):
+        end.fill(array, number, delay=0.01)
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    out = end.array(300, 400)
+    end.want()
+    end.fill(out, 77, delay=0.05)
+    assert end.socket.recv_tensor(out=out) is out and end.bytes_of(out) == {1}
+    host = numpy.zeros((300, 400), "f4")
+    assert end.socket.recv_tensor(out=host) is host and end.bytes_of_host(host) == {2}
+    assert end.bytes_of_host(end.socket.recv_tensor()) == {3}
+    assert set(end.socket.recv()) == {4}
+    end.tell()
+    out.close()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_what_does_not_fit_out_stays(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(300, 400)
+    end.fill(array, 5)
+    end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    out, other = end.array(300, 400, typestr="<i4"), end.array(400, 300)
+    end.want()
+    for wrong in (out, other):
+        try:
+            end.socket.recv_tensor(out=wrong)
+        except TensorMismatch as error:
+            print(error)
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {5}
+    end.tell()
+    out.close(), other.close()
+"""
+    assert run(HEAD + program + TAIL).splitlines() == [
+        "out= is int32 [300, 400], the tensor float32 [300, 400]",
+        "out= is float32 [400, 300], the tensor float32 [300, 400]",
+    ]
+
+
+def test_a_peer_that_never_asked_gets_it_by_the_host(run):
+    program = """
+def send(end):
+    array = end.array(300, 400)
+    for number in (1, 2):
+        end.fill(array, number, delay=0.01)
+        end.socket.send_tensor(array, copy=False if number == 2 else None)
+    end.hear()
+    array.close()
+
+def receive(end):
+    for number in (1, 2):
+        tensor = end.socket.recv_tensor()
+        assert type(tensor) is numpy.ndarray and end.bytes_of_host(tensor) == {number}
+    print(end.null.count(CONTEXTS))
+    end.tell()
+"""
+    assert run(HEAD + program + TAIL).splitlines() == ["0"], "it has no context of a GPU"
+
+
+@pytest.mark.parametrize("typestr", ["<f2", "<i8", "|b1", "<c8", "|u1"])
+def test_kinds_and_shapes(run, typestr):
+    """Large ones stay on the GPU, small ones and empty ones go by the host."""
+    program = f"""
+SHAPES = [(70000,), (3, 5, 70000), (), (0, 4), (7,), (1, 1, 100000)]
+
+def send(end):
+    end.until_wanted()
+    for shape in SHAPES:
+        array = end.array(*shape, typestr={typestr!r})
+        end.fill(array, 1)
+        end.socket.send_tensor(array)
+        end.hear()
+        array.close()
+
+def receive(end):
+    end.want()
+    for shape in SHAPES:
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        assert tensor.shape == shape and tensor.__cuda_array_interface__["typestr"] == {typestr!r}
+        assert not tensor.nbytes or end.bytes_of(tensor) == {{1}}
+        end.tell()
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_gpus_with_other_numbers(run):
+    """The receiver sees the second GPU alone, as its first."""
+    program = """
+def send(end):
+    end.until_wanted()
+    for index, byte in ((0, 3), (1, 4)):
+        context = end.driver.context(index)
+        array = Array(context, (300, 400))
+        end.null.fill(array.pointer, byte, array.nbytes)
+        before = end.null.count(BYTES)
+        end.socket.send_tensor(array)
+        end.hear()
+        array.close()
+
+def receive(end):
+    end.want()
+    for byte in (3, 4):
+        assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {byte}
+        print(end.null.count(MAPS))
+        end.tell()
+
+if __name__ == "__main__":
+    both(send, receive, NULL_CUDA_FIRST="1")
+"""
+    assert run(HEAD + program, NULL_CUDA_DEVICES="2").splitlines() == ["0", "1"]
+
+
+def test_no_room_on_the_gpu(run):
+    """What no block is left for goes by the host, with a warning."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(1000, 1000)
+    for number in range(1, 6):
+        end.fill(array, number)
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    kept = [end.socket.recv_tensor() for number in range(5)]
+    print([end.bytes_of_host(one) for one in kept], flush=True)
+    end.tell()
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    both(send, receive)
+"""
+    said = run(HEAD + program, NULL_CUDA_MEMORY=str(13 << 20))
+    assert "[{1}, {2}, {3}, {4}, {5}]" in said
+    assert "copied through the host after all" in said and "CUDA_ERROR_OUT_OF_MEMORY" in said
+
+
+def test_a_receiver_that_is_killed(run):
+    """Its mappings go with it: the tracker fails, and the memory is the sender's again."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(1000, 1000)
+    copied = end.array(1000, 1000)
+    end.socket.send_tensor(copied)
+    tracker = end.socket.send_tensor(array, copy=False)
+    end.hear()
+    os.kill(end.receiver, signal.SIGKILL)
+    try:
+        tracker.wait(PATIENCE)
+    except Broken as error:
+        print(type(error).__name__)
+    until(lambda: not end.socket.peers())
+    array.close(), copied.close()
+
+def receive(end):
+    end.want()
+    kept = [end.socket.recv_tensor(device="cuda:0") for _ in range(2)]
+    end.tell()
+    time.sleep(PATIENCE)
+
+if __name__ == "__main__":
+    both(send, receive, status=-signal.SIGKILL)
+"""
+    run(HEAD + program)
+
+
+def test_a_sender_that_ends_first(run):
+    """What was received stays readable as long as the sender's process lives."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(1000, 1000)
+    end.fill(array, 6)
+    end.socket.send_tensor(array)
+    end.context.synchronize(0)
+    array.close()
+
+def receive(end):
+    end.want()
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    until(lambda: not end.socket.peers())
+    assert end.bytes_of(tensor) == {6}
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_nothing_grows(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(500, 500)
+    for number in range(300):
+        tracker = end.socket.send_tensor(array, copy=False if number % 3 == 0 else None)
+        if tracker:
+            tracker.wait(PATIENCE)
+        if number == 100:
+            before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    for number in range(300):
+        end.socket.recv_tensor(device="cuda:0")
+        if number == 100:
+            before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    end.tell()
+"""
+    run(HEAD + program + TAIL, NULL_CUDA_MEMORY=str(64 << 20))

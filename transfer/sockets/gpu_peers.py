@@ -1,0 +1,39 @@
+"""What a socket's peers can do with memory of GPUs, and on which GPUs its program takes payloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transfer.transports.base import Capabilities
+from transfer.transports.forking import undivided
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transfer.sockets.context import Context
+
+
+def capabilities_of(streams: Sequence[Any]) -> Capabilities:
+    """What all of these, one or more, support."""
+    mapped: list[frozenset[bytes]] = [
+        getattr(getattr(s, "carrier", None), "maps_gpus", frozenset()) for s in streams
+    ]
+    return Capabilities(
+        device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
+        registers_memory=all(s.registers_device_memory for s in streams),
+        maps_gpus=frozenset.intersection(*mapped),
+    )
+
+
+def want_gpu(context: Context, uuid: bytes, index: int) -> None:
+    """Peers on this host may leave payloads on this GPU from now on. Twice is fine."""
+    with undivided():
+        from transfer.transports.shm.gpu_mappings import WantedGpus
+        from transfer.transports.shm.shm_streams import ShmStreams
+
+    wanted = WantedGpus.of(context.shared).numbers
+    if wanted.get(uuid) != index:
+        wanted[uuid] = index
+        carriers = context.shared.get(ShmStreams.NAME)
+        if carriers is not None:
+            carriers.want_gpu(uuid, index)

@@ -1,0 +1,261 @@
+"""Arrays in memory of a GPU that no library has made: what `recv_tensor(device=...)` returns, and what others
+describe by `__cuda_array_interface__`.
+
+torch, CuPy and numba read them in place: `torch.as_tensor(array)`, `cupy.asarray(array)`. Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from transfer.tensors import dtypes
+from transfer.tensors.build import NUMPY, TORCH, Recipe, TorchBuilder, builder_for
+from transfer.tensors.device import is_cupy, is_payload
+from transfer.tensors.header import TensorSpec, pack
+from transfer.transports import cuda, gpu
+from transfer.transports.arguments import wrong
+from transfer.transports.errors import (
+    DeviceError,
+    NotATensor,
+    NotSupported,
+    TensorMismatch,
+    missing_library,
+)
+
+#: the legacy default stream, in which libraries that name none work
+DEFAULT_STREAM = 1
+
+
+class GpuArray:
+    """An array on a GPU, dense in the order of its axes, which owns its memory.
+
+    Attributes: shape, nbytes, device (as "cuda:0"). Work of the default stream sees it complete. To read it,
+    give it to a library by `__cuda_array_interface__` (version 3). Deleting it frees the memory when the work
+    that the default stream has by then is done; work of other streams has to be over.
+    """
+
+    def __init__(self, recipe: Recipe, memory: Any, index: int) -> None:
+        self.shape = recipe.shape
+        self.nbytes = recipe.nbytes
+        self.device = f"cuda:{index}"
+        self._memory = memory
+        itemsize = recipe.spec.itemsize
+        strides = [itemsize] * len(recipe.stored_shape)
+        for axis in range(len(strides) - 2, -1, -1):
+            strides[axis] = strides[axis + 1] * recipe.stored_shape[axis + 1]
+        order = recipe.inverse if recipe.inverse is not None else range(len(strides))
+        self.__cuda_array_interface__: Mapping[str, Any] = {
+            "shape": self.shape,
+            "typestr": recipe.numpy_dtype.str,
+            "strides": None if recipe.inverse is None else tuple(strides[axis] for axis in order),
+            "data": (memory.pointer if recipe.nbytes else 0, False),
+            "stream": DEFAULT_STREAM,
+            "version": 3,
+        }
+
+    def __repr__(self) -> str:
+        return f"<GpuArray {self.__cuda_array_interface__['typestr']} {list(self.shape)} on {self.device}>"
+
+
+class OwnMemory:
+    """An allocation that is freed with this object, which waits for the work of the GPU."""
+
+    def __init__(self, context: Any, nbytes: int) -> None:
+        self._context = context
+        self.pointer: int = context.allocate(max(1, nbytes))
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", 0)
+        if pointer:
+            self._context.free(pointer)
+
+
+class GpuBuilder:
+    """Makes arrays on one GPU: over the payload where the peer has left it there, else by a copy."""
+
+    def __init__(self, index: int) -> None:
+        driver = cuda.load()
+        if driver is None:
+            raise DeviceError(
+                "no_cuda",
+                "no CUDA driver, or no GPU, is there for device=",
+                hint="`transfer doctor` says what is missing",
+            )
+        self.index = index
+        self.uuid: bytes = driver.uuid(index)
+        self.context = driver.context(index)
+
+    def check(self, recipe: Recipe) -> None:
+        """Before the payload is read. Raises TensorMismatch, NotSupported."""
+        NUMPY.check(recipe)
+        if recipe.spec.text or not dtypes.BY_CODE[recipe.spec.code].numpy:
+            raise TensorMismatch(
+                "__cuda_array_interface__ has no such dtype", hint='receive it with like="torch"'
+            )
+
+    def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
+        """Makes an array over `data[offset:]`."""
+        self.check(recipe)
+        if self._is_here(data):
+            if recipe.nbytes:
+                data.use(None, DEFAULT_STREAM)
+            return GpuArray(recipe, data, self.index)
+        memory = OwnMemory(self.context, recipe.nbytes)
+        if recipe.nbytes:
+            source = memoryview(data).cast("B")[offset : offset + recipe.nbytes]
+            copy_in(self.context, memory.pointer, source, DEFAULT_STREAM)
+        return GpuArray(recipe, memory, self.index)
+
+    def _is_here(self, data: Any) -> bool:
+        return is_payload(data) and data.context.index == self.index
+
+
+class TorchGpuBuilder(GpuBuilder):
+    """The same as tensors of torch."""
+
+    def check(self, recipe: Recipe) -> None:
+        TORCH.check(recipe)
+
+    def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
+        TORCH.check(recipe)
+        torch = sys.modules["torch"]
+        device = torch.device("cuda", self.index)
+        if not self._is_here(data) or not recipe.nbytes:
+            return TorchBuilder(device).build(recipe, data, offset)
+        stream = torch.cuda.current_stream(device)
+        data.use(stream, int(stream.cuda_stream))
+        flat = torch.as_tensor(_Described(data), device=device)
+        tensor = flat.view(recipe.torch_dtype).reshape(recipe.stored_shape)
+        return tensor if recipe.inverse is None else tensor.permute(recipe.inverse)
+
+
+class CupyGpuBuilder(GpuBuilder):
+    """The same as arrays of CuPy."""
+
+    def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
+        self.check(recipe)
+        cupy = sys.modules["cupy"]
+        if not self._is_here(data) or not recipe.nbytes:
+            with cupy.cuda.Device(self.index):
+                return cupy.asarray(NUMPY.build(recipe, data, offset))
+        stream = cupy.cuda.get_current_stream(self.index)
+        data.use(stream, int(stream.ptr))
+        array = cupy.asarray(_Described(data)).view(recipe.numpy_dtype).reshape(recipe.stored_shape)
+        return array if recipe.inverse is None else array.transpose(recipe.inverse)
+
+
+class _Described:
+    """The bytes of a payload for a library that takes them in place, after `use` of its stream."""
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+        self.__cuda_array_interface__ = {
+            "shape": (payload.nbytes,),
+            "typestr": "|u1",
+            "data": (payload.pointer, False),
+            "version": 3,
+        }
+
+
+def gpu_builder(device: Any, like: Any) -> Any:
+    """The builder for `device=` and `like=`. Raises NotATensor, NotSupported, ArgumentError, DeviceError."""
+    name = str(device)
+    if name == "cpu":
+        return builder_for(like)
+    number = name.removeprefix("cuda").removeprefix(":") or "0"
+    if not number.isascii() or not number.isdigit():
+        raise wrong("device", device, '"cuda:0", the number of a GPU, or "cpu"')
+    if like is None:
+        return GpuBuilder(int(number))
+    cupy = sys.modules.get("cupy")
+    if like == "cupy" or (cupy is not None and (like is cupy or is_cupy(like))):
+        if cupy is None:
+            raise NotSupported('like="cupy", and CuPy is not imported', hint="import cupy")
+        return CupyGpuBuilder(int(number))
+    if isinstance(builder_for(like), TorchBuilder):
+        return TorchGpuBuilder(int(number))
+    raise NotATensor(f"like={like!r:.80} on a GPU", hint='give "torch", "cupy", or nothing')
+
+
+def copy_in(context: Any, pointer: int, source: memoryview, stream: int) -> None:
+    """Copies memory of the host to a GPU, in the order of a stream. It has been read when this returns."""
+    from transfer.transports.core import address_of
+
+    context.copy(pointer, address_of(source), source.nbytes, stream)
+    context.synchronize(stream)
+
+
+def export_array(array: Any) -> tuple[int, bytes, Flat | None]:
+    """(flags, header, memory or None) of an object with `__cuda_array_interface__`. Raises NotATensor."""
+    interface = array.__cuda_array_interface__
+    memory = gpu.described(array)
+    assert memory is not None
+    code, text, itemsize = dtypes.describe_numpy(numpy_dtype(interface))
+    if interface.get("mask") is not None:
+        raise NotATensor(f"{type(array).__name__} has a mask")
+    if interface.get("strides") is not None and not _is_dense(interface, itemsize):
+        raise NotATensor(f"{type(array).__name__} has gaps in memory", hint="copy it in C order first")
+    driver = cuda.load()
+    index = None if driver is None else driver.device_of(memory.pointer)
+    if driver is None or (index is None and memory.nbytes):
+        raise NotATensor(f"{type(array).__name__}: no GPU of this process has its memory")
+    spec = TensorSpec(code, tuple(interface["shape"]), itemsize, None, text, (gpu.CUDA, index or 0))
+    flags, header = pack(spec)
+    if index is None:
+        return flags, header, None
+    return flags, header, Flat(array, replace(memory, index=index), driver.context(index))
+
+
+class Flat:
+    """The memory of an array as bytes. stream: see `current_stream`."""
+
+    def __init__(self, array: Any, memory: gpu.DeviceMemory, context: Any) -> None:
+        self.array, self.memory, self.context = array, memory, context
+        self.nbytes = memory.nbytes
+        self.__cuda_array_interface__ = {
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "data": (memory.pointer, False),
+            "version": 3,
+        }
+        self.stream = DEFAULT_STREAM if memory.stream is None else memory.stream
+
+    def fill(self, data: Any) -> None:
+        """Copies a payload there, in the order of the array's stream."""
+        if is_payload(data):
+            data.use(self.array, self.stream)
+            data.context.copy(self.memory.pointer, data.pointer, data.nbytes, self.stream)
+        else:
+            copy_in(self.context, self.memory.pointer, data, self.stream)
+
+    def to_host(self) -> Any:
+        """A copy in memory of the host, in the order of the array's stream."""
+        import numpy
+
+        from transfer.transports.core import address_of
+
+        host = numpy.empty(self.nbytes, "u1")
+        self.context.copy(address_of(host), self.memory.pointer, self.nbytes, self.stream)
+        self.context.synchronize(self.stream)
+        return host
+
+
+def numpy_dtype(interface: Mapping[str, Any]) -> Any:
+    """The dtype of an array's description. Raises NotSupported."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise missing_library("an array of a GPU", error, "numpy") from error
+    return numpy.dtype(interface["typestr"])
+
+
+def _is_dense(interface: Mapping[str, Any], itemsize: int) -> bool:
+    stride = itemsize
+    for length, given in zip(reversed(interface["shape"]), reversed(interface["strides"]), strict=True):
+        if length > 1 and given != stride:
+            return False
+        stride *= length
+    return True

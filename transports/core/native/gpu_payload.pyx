@@ -1,0 +1,71 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""A payload in memory of a GPU, as a frame's data."""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint64_t
+
+from transfer.transports.core.native.cuda cimport GpuContext, GpuEvent
+from transfer.transports.core.native.pool cimport Lease, Pool
+
+from transfer.transports.core.native.cuda import GpuStream
+
+
+cdef class GpuPayload:
+    """Bytes that another process has left in memory of a GPU, until this is deleted.
+
+    Who asks for a buffer of it gets a copy in memory of the host, which is made once. ready: when the other
+    process has written it. released: called at the end with the last `use`, None if there was none; the
+    memory may be written again when the work of that stream is done.
+    """
+
+    cdef readonly GpuContext context
+    cdef readonly uint64_t pointer
+    cdef readonly size_t nbytes
+    cdef GpuEvent ready
+    cdef Pool pool
+    cdef object released
+    cdef object used
+    cdef Lease host
+
+    def __init__(self, GpuContext context, uint64_t pointer, size_t nbytes, GpuEvent ready, Pool pool,
+                 released):
+        self.context = context
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self.ready = ready
+        self.pool = pool
+        self.released = released
+
+    def use(self, stream, size_t number):
+        """Work that a stream gets from now on may use the memory. stream: kept as long as that takes."""
+        self.ready.wait_in(number)
+        self.used = (stream, number)
+
+    def __len__(self):
+        return self.nbytes
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        cdef Lease host = self.host
+        if host is None:
+            host = self.copied()
+            if self.host is None:  # the first of two threads
+                self.host = host
+            host = self.host
+        PyBuffer_FillInfo(view, self, host.pointer, self.nbytes, 0, flags)
+
+    cdef Lease copied(self):
+        cdef Lease host = self.pool.take(self.nbytes)
+        stream = GpuStream(self.context)
+        self.ready.wait_in(stream.number)
+        self.context.copy(<uint64_t> host.pointer, self.pointer, self.nbytes, stream.number)
+        self.context.synchronize(stream.number)
+        return host
+
+    def __dealloc__(self):
+        if self.released is not None:
+            call_released_with(self.released, self.used)
+
+
+cdef void call_released_with(released, used) noexcept:
+    # An exception here reaches no caller: Cython prints it.
+    released(used)

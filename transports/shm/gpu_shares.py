@@ -1,0 +1,254 @@
+"""What a connection's peer sees of our GPUs' memory: copies in blocks of our own, or a tensor in its place.
+
+A block is an allocation that the peer maps once. The GPU copies a payload into it in the order of the
+sender's stream, without the host; an event tells the peer when it is there. The peer releases a payload when
+its own work on it is done, and the block is used again. A tensor in its place is mapped for one payload only:
+until it is released, its memory must neither change nor be freed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+from transfer.transports import cuda, gpu
+from transfer.transports.core import address_of
+from transfer.transports.core.wire import ON_GPU, REFERENCE
+from transfer.transports.countdown import Countdown
+from transfer.transports.errors import Broken, DeviceError, ProtocolError, RegistrationError
+from transfer.transports.shm import control_channel
+from transfer.transports.shm.control_channel import ControlChannel
+from transfer.transports.shm.segments import slot_size
+
+#: bytes of one connection's blocks on all GPUs
+LIMIT = 2 << 30
+#: GPUs that a peer may want memory of
+MOST_GPUS = 64
+
+
+class GpuBlock:
+    """An allocation of a GPU, and the event after which its payload is there. lent: a tensor's, mapped for
+    one payload. Raises DeviceError."""
+
+    def __init__(self, driver: Any, number: int, index: int, nbytes: int, lent: int = 0) -> None:
+        from transfer.transports.core.native.cuda import GpuEvent
+
+        self.number, self.size, self.lent = number, nbytes, bool(lent)
+        self.context = driver.context(index)
+        self.uuid: bytes = driver.uuid(index)
+        self.ready = GpuEvent(self.context, shared=True)
+        self.pointer: int = lent or self.context.allocate(nbytes)
+        #: the peer has its handle
+        self.announced = False
+
+    def handles(self) -> bytes:
+        """For the peer: which GPU, the memory's handle, the event's. Raises DeviceError."""
+        return bytes(self.uuid + self.context.export(self.pointer) + self.ready.handle)
+
+    def free(self) -> None:
+        """The peer has not mapped it. Idempotent."""
+        pointer, self.pointer = self.pointer, 0
+        if pointer and not self.lent:
+            self.context.free(pointer)
+
+
+class GpuShare(NamedTuple):
+    """A payload that the peer sees. payload: keeps the tensor where its own memory is lent."""
+
+    block: GpuBlock
+    parts: Countdown | None
+    payload: gpu.OnGpu
+
+    def inform(self, error: BaseException | None) -> None:
+        """The memory is its owner's again."""
+        if self.parts is not None:
+            self.parts.ended(error)
+
+
+class GpuShares:
+    """Of one connection. Used under its owner's lock, who informs the owners of ended shares without it."""
+
+    def __init__(self, control: ControlChannel) -> None:
+        self._control = control
+        #: GPUs, by their UUID, that the peer wants memory of
+        self.wanted: set[bytes] = set()
+        self._numbers = itertools.count(1)
+        self._blocks: dict[int, GpuBlock] = {}
+        self._idle: list[GpuBlock] = []
+        #: the peer was asked to give them up
+        self._leaving: set[int] = set()
+        self._shares: dict[int, GpuShare] = {}
+        self._total = 0
+        self._used = False
+
+    def __bool__(self) -> bool:
+        """The peer sees payloads, or maps blocks."""
+        return bool(self._shares or self._blocks)
+
+    def want(self, uuid: bytes) -> None:
+        """The peer takes payloads on this GPU. Raises ProtocolError."""
+        if len(self.wanted) >= MOST_GPUS:
+            raise ProtocolError("control_channel", f"a peer with more than {MOST_GPUS} GPUs")
+        self.wanted.add(uuid)
+
+    def place(self, payload: gpu.OnGpu, lend: bool, parts: Countdown | None) -> bytes:
+        """The reference to a payload for the peer, which `parts` then counts. lend: of the tensor's own
+        memory, where that can be mapped. Raises RegistrationError("gpu"): the peer cannot see it, or there is
+        no room."""
+        if payload.uuid not in self.wanted:
+            raise RegistrationError("gpu", "the peer wants no memory of this GPU")
+        driver = cuda.load()
+        assert driver is not None
+        self._used = True
+        number = next(self._numbers)
+        try:
+            lent = self._lent(driver, payload) if lend else None
+            block, offset = lent or (self._block(driver, payload), 0)
+            try:
+                if lent is None:
+                    block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
+                    block.context.copy(block.pointer, payload.pointer, payload.nbytes, payload.stream)
+                block.ready.record(payload.stream)
+                self._announce(block)
+            except BaseException:
+                self._put_back(block)
+                raise
+        except DeviceError as error:
+            raise RegistrationError("gpu", f"a payload cannot be shown to the peer: {error}") from error
+        if parts is not None:
+            parts.left += 1
+        self._shares[number] = GpuShare(block, parts, payload)
+        return REFERENCE.pack(block.number, ON_GPU | number << 8, offset, payload.nbytes)
+
+    def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> tuple[GpuBlock, int] | None:
+        """(the allocation that has this memory, the offset), or None: only a copy of it can be mapped."""
+        begin, size = driver.range_of(payload.pointer)
+        if not begin or not driver.attributes(payload.pointer).get(gpu.IS_LEGACY_IPC_CAPABLE):
+            return None
+        block = GpuBlock(driver, next(self._numbers), payload.index, size, lent=begin)
+        self._blocks[block.number] = block
+        return block, payload.pointer - begin
+
+    def _block(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> GpuBlock:
+        size = slot_size(payload.nbytes)
+        for block in self._idle:
+            if block.size == size and block.uuid == payload.uuid:
+                self._idle.remove(block)
+                return block
+        if self._total + size > LIMIT:
+            self._give_up(self._total + size - LIMIT)
+        if self._total + size > LIMIT:
+            raise RegistrationError(
+                "gpu", f"the peer holds all {LIMIT >> 20} MiB of a GPU that one connection may have"
+            )
+        block = GpuBlock(driver, next(self._numbers), payload.index, size)
+        self._total += size
+        self._blocks[block.number] = block
+        return block
+
+    def _announce(self, block: GpuBlock) -> None:
+        if not block.announced:
+            block.announced = self._control.announce(
+                control_channel.GPU_BLOCK, block.number, block.size, int(block.lent), block.handles()
+            )
+        if not block.announced:
+            raise RegistrationError("gpu", "the peer has not yet read of earlier memory")
+
+    def _put_back(self, block: GpuBlock) -> None:
+        if not block.lent:
+            self._idle.append(block)
+        elif not block.announced:
+            self._blocks.pop(block.number, None)
+
+    # -- the end of payloads
+
+    def cancel(self, number: int) -> None:
+        """The peer was not sent this share."""
+        share = self._remove(number)
+        if share is not None and share.block.lent:
+            self._control.send(control_channel.GPU_FORGET, share.block.number)
+
+    def end(self, number: int) -> list[GpuShare]:
+        """The peer does not see it any more, nor has mapped lent memory: whom to inform. It may have ended
+        before."""
+        share = self._remove(number)
+        return [] if share is None else [share]
+
+    def take_back(self, number: int) -> Any:
+        """The peer never saw it: a copy in memory of the host. None if the share has ended before."""
+        share = self._shares.get(number)
+        if share is None:
+            return None
+        copy = bytearray(share.payload.nbytes)
+        share.block.ready.synchronize()
+        begin = share.payload.pointer if share.block.lent else share.block.pointer
+        share.block.context.copy(address_of(copy), begin, share.payload.nbytes, 0)
+        share.block.context.synchronize(0)
+        self.cancel(number)
+        share.inform(Broken("the message was never sent"))
+        return copy
+
+    def _remove(self, number: int) -> GpuShare | None:
+        share = self._shares.pop(number, None)
+        if share is not None and share.block.lent:
+            self._blocks.pop(share.block.number, None)
+        elif share is not None:
+            self._idle.append(share.block)
+        return share
+
+    # -- the end of blocks
+
+    def rest(self) -> None:
+        """Gives up blocks that were not used since the last call."""
+        used, self._used = self._used, False
+        if not used:
+            self._give_up(self._total)
+
+    def _give_up(self, wanted: int) -> None:
+        while wanted > 0 and self._idle:
+            block = self._idle.pop(0)
+            wanted -= block.size
+            if block.announced:
+                self._leaving.add(block.number)
+                self._control.send(control_channel.GPU_FORGET, block.number)
+            else:
+                self._free(block)
+
+    def unmapped(self, number: int) -> None:
+        """The peer has given up a block."""
+        if number in self._leaving:
+            self._leaving.remove(number)
+            self._free(self._blocks[number])
+
+    def _free(self, block: GpuBlock) -> None:
+        if self._blocks.pop(block.number, None) is not None and not block.lent:
+            self._total -= block.size
+        block.free()
+
+    def close(self) -> None:
+        """Nothing is placed any more: the peer is asked to give up what it does not use."""
+        self.wanted.clear()
+        self._give_up(self._total)
+
+    def peer_gone(self) -> list[GpuShare]:
+        """The peer has ended its end, and sees no memory any more: whom to inform."""
+        ended = self._end_shares()
+        for block in list(self._blocks.values()):
+            self._free(block)
+        self._idle.clear()
+        self._leaving.clear()
+        return ended
+
+    def end_all(self) -> list[GpuShare]:
+        """The context ends: whom to inform. What the peer may still have mapped stays until this process
+        ends: to free it is undefined."""
+        ended = self._end_shares()
+        for block in list(self._blocks.values()):
+            if not block.announced:
+                self._free(block)
+        self._blocks.clear()
+        self._idle.clear()
+        return ended
+
+    def _end_shares(self) -> list[GpuShare]:
+        return [share for number in list(self._shares) for share in self.end(number)]
