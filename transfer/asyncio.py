@@ -126,10 +126,10 @@ class Socket(SocketMethods):
         return await self._receive_by(super().recv_tensor, flags, out=out, like=like, device=device)
 
     async def recv_tensors(
-        self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
+        self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None, device: Any = None
     ) -> tuple[dict[str, Any], Any]:
         """Receives a dict of tensors and its metadata, as `Socket.recv_tensors`."""
-        return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
+        return await self._receive_by(super().recv_tensors, flags, out=out, like=like, device=device)
 
     async def recv_tensors_from(
         self, flags: int = 0, *, like: Any = None

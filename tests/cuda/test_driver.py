@@ -176,6 +176,17 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
     assert run(program).strip() == "7"
 
 
+def test_what_the_doctor_says(run):
+    program = """
+from transfer.doctor.transports import devices
+[found] = [check for check in devices() if check.name == "cuda"]
+print(found.status, found.detail, found.hint)
+"""
+    assert run(program, NULL_CUDA_DEVICES="2") == "ok 2 GPUs, driver of CUDA 12.9 \n"
+    said = run(program, NULL_CUDA_DEVICES="0")
+    assert said.startswith("off no NVIDIA driver") or "but the CUDA driver finds no GPU" in said
+
+
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [

@@ -245,6 +245,60 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+STATE = """
+def state(end):
+    return {
+        "wide": end.array(300, 400), "small": end.array(7), "host": numpy.full((200, 100), 3, "i8"),
+        "tall": end.array(100_000, typestr="<f2"), "empty": end.array(0, 5), "again": end.array(300, 400),
+    }
+
+def fill(end, tensors, byte, delay=0.0):
+    for name, tensor in tensors.items():
+        if name != "host":
+            end.fill(tensor, byte, delay)
+"""
+
+
+@pytest.mark.parametrize("copy", ["None", "False"])
+def test_a_dict_of_tensors(run, copy):
+    program = f"""
+def send(end):
+    end.until_wanted()
+    tensors = state(end)
+    for byte in (1, 2):
+        fill(end, tensors, byte, delay=0.02)
+        tracker = end.socket.send_tensors(tensors, meta={{"step": byte}}, copy={copy})
+        if tracker:
+            tracker.wait(PATIENCE)
+    end.hear()
+    [tensor.close() for name, tensor in tensors.items() if name != "host"]
+
+def receive(end):
+    out = state(end)
+    end.want()
+    tensors, meta = end.socket.recv_tensors(device="cuda:0")
+    assert meta == {{"step": 1}} and list(tensors) == list(out)
+    for name, tensor in tensors.items():
+        assert tensor.shape == out[name].shape and tensor.device == "cuda:0"
+        if tensor.nbytes and name != "host":
+            assert end.bytes_of(tensor) == {{1}}, name
+    assert (end.read(tensors["host"]) == 3).all()
+    del tensors, tensor
+    fill(end, out, 9, delay=0.05)
+    tensors, meta = end.socket.recv_tensors(out=out)
+    assert meta == {{"step": 2}}
+    for name, tensor in tensors.items():
+        assert tensor is out[name]
+        if tensor.nbytes and name != "host":
+            assert end.bytes_of(tensor) == {{2}}, name
+    assert (out["host"] == 3).all()
+    print(end.null.count(MAPS) >= 3)
+    [tensor.close() for name, tensor in out.items() if name != "host"]
+    end.tell()
+"""
+    assert run(HEAD + STATE + program + TAIL, **SLOW) == "True\n"
+
+
 def test_gpus_with_other_numbers(run):
     """The receiver sees the second GPU alone, as its first."""
     program = """
@@ -281,6 +335,8 @@ def send(end):
     for number in range(1, 6):
         end.fill(array, number)
         end.socket.send_tensor(array)
+    [stream] = end.socket._streams()
+    assert stream.carrier.refused["gpu"] > 0
     end.hear()
     array.close()
 

@@ -15,7 +15,7 @@ from transfer.doctor.finding import Check, read
 from transfer.transports import config
 from transfer.transports.address import LOCAL
 from transfer.transports.core.wire import SocketType
-from transfer.transports.errors import TransferError
+from transfer.transports.errors import DeviceError, TransferError
 from transfer.transports.probe import Probe, names, probe
 from transfer.transports.security.settings import Security
 
@@ -137,11 +137,23 @@ def devices() -> Iterator[Check]:
             if key not in _JUDGED and value not in ("", (), [], {}, None):
                 yield Check("devices", f"{name} {key}".replace("_", " "), "ok", _shown(value))
     yield from _ucx()
-    gpu = read("/proc/driver/nvidia/version").splitlines()
-    if gpu:
-        yield Check("devices", "cuda", "ok", gpu[0])
-    else:
-        yield Check("devices", "cuda", "off", "no NVIDIA driver", "tensors on the CPU need none")
+    yield _cuda()
+
+
+def _cuda() -> Check:
+    kernel = read("/proc/driver/nvidia/version").splitlines()
+    try:
+        from transfer.transports.core.native import libcuda  # type: ignore[attr-defined]
+
+        version, count = libcuda.version(), libcuda.device_count()
+    except ImportError:
+        return Check("devices", "cuda", "off", "the pure core calls no CUDA driver", "see the core above")
+    except DeviceError as error:
+        if kernel:
+            return Check("devices", "cuda", "warn", f"{kernel[0]}, but {error}", error.hint)
+        return Check("devices", "cuda", "off", "no NVIDIA driver", "tensors on the CPU need none")
+    gpus = f"{count} GPU{'s' if count != 1 else ''}"
+    return Check("devices", "cuda", "ok", f"{gpus}, driver of CUDA {version // 1000}.{version % 1000 // 10}")
 
 
 def _shown(value: Any) -> str:

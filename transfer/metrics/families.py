@@ -90,7 +90,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "gauge", "Members of dns:// and registry:// endpoints.", ("socket",)
     ),
     "transfer_local_refused_total": Family(
-        "counter", "Large payloads for which shared memory had no room.", ("socket", "reason")
+        "counter",
+        "Large payloads for which shared memory, or that of a GPU, had no room.",
+        ("socket", "reason"),
     ),
     "transfer_local_bytes": Family(
         "gauge", "Bytes of shared memory, by kind: segments for copies, tensors of empty().", ("kind",)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
 from transfer.transports.core.wire import EXTENDED_MAX, EXTENDED_MIN
 from transfer.transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
+from transfer.transports.gpu import OnGpu
 from transfer.transports.sizes import LARGE
 
 ALIGNMENT: Final = 64
@@ -81,7 +82,12 @@ _Layout = tuple[bytes, bytes | None, list[bool], list[bool]]
 _layouts = _Cache()
 
 
-def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) -> list[OutFrame]:
+def frames_of(
+    tensors: Mapping[str, Any],
+    metadata: Any,
+    topic: bytes | None,
+    export: Callable[[Any], Exported] = export,
+) -> list[OutFrame]:
     """Makes the frames of one message. Dense tensors of LARGE bytes or more are not copied.
 
     Raises NotATensor, or UsageError for names and metadata that cannot travel.
@@ -127,7 +133,7 @@ def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
     parts = [_COUNT.pack(len(names))]
     own: list[bool] = []
     for name, (_, single, buffer) in zip(names, exported, strict=True):
-        alone = memoryview(buffer).nbytes >= LARGE
+        alone = (buffer.nbytes if isinstance(buffer, OnGpu) else memoryview(buffer).nbytes) >= LARGE
         encoded = _encode_name(name)
         parts += (_ENTRY.pack(len(encoded), alone, 0), single, encoded)
         own.append(alone)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
 from transfer.tensors import device
-from transfer.tensors.export import export_flat, export_pointer, export_staged
+from transfer.tensors.export import (
+    Exported,
+    export,
+    export_flat,
+    export_pointer,
+    export_staged,
+    on_device,
+)
 from transfer.tensors.gpu_array import Flat
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
@@ -59,6 +67,45 @@ def send_from_device(
 def _direct_route(socket: Any, tensor: Any, flags: int) -> gpu.GpuRoute:
     asked = getattr(socket, "_tensor_capabilities", None)
     return way_of(tensor, Capabilities() if asked is None else asked(flags)).route
+
+
+def exporter_for(socket: Any, tensors: Iterable[Any], flags: int) -> Callable[[Any], Exported] | None:
+    """How tensors of one message are exported so that those on a GPU stay there; None: none of them can."""
+    if not any(map(on_device, tensors)):
+        return None
+    asked = getattr(socket, "_tensor_capabilities", None)
+    can = Capabilities() if asked is None else asked(flags)
+    if not can.maps_gpus:
+        return None
+    only = Capabilities(maps_gpus=can.maps_gpus)
+
+    def export_one(tensor: Any) -> Exported:
+        if on_device(tensor) and way_of(tensor, only).route is gpu.GpuRoute.MAPPED:
+            return _on_gpu(tensor)
+        return export(tensor)
+
+    return export_one
+
+
+def send_bundle(
+    socket: Any,
+    frames_with: Callable[..., list[Any]],
+    tensors: Any,
+    flags: int,
+    track: bool,
+    copy: bool | None,
+) -> Tracker | None:
+    """Sends several tensors as one message. frames_with: makes its frames, given an exporter or not."""
+    exporter = exporter_for(socket, tensors.values(), flags) if isinstance(tensors, Mapping) else None
+    sent: Tracker | None
+    if exporter is not None:
+        try:
+            sent = socket._send_outframes(frames_with(exporter), flags, track, copy)
+            return sent
+        except (TypeError, BufferError, RegistrationError) as error:
+            _warn(f"tensors on a GPU are copied through the host after all: {error}")
+    sent = socket._send_outframes(frames_with(), flags, track, copy)
+    return sent
 
 
 def _on_gpu(tensor: Any) -> tuple[int, bytes, Any]:

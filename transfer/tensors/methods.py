@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from transfer.constants import DONTWAIT
@@ -10,7 +11,7 @@ from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export, on_device
 from transfer.tensors.gpu_array import GpuBuilder, gpu_builder
-from transfer.tensors.gpu_path import send_from_device
+from transfer.tensors.gpu_path import send_bundle, send_from_device
 from transfer.tensors.receive import (
     Sink,
     receive_bundle,
@@ -250,10 +251,16 @@ class TensorMethods:
             Again, Closed, StateError, NotSupported: as in `send`.
         """
         encoded = None if topic is None else _topic(topic)
-        return self._send_outframes(frames_of(tensors, meta, encoded), flags_of(flags), track, copy)
+        frames = partial(frames_of, tensors, meta, encoded)
+        return send_bundle(self, frames, tensors, flags_of(flags), track, copy)
 
     def recv_tensors(
-        self: FrameReceiver, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
+        self: FrameReceiver,
+        flags: int = 0,
+        *,
+        out: Mapping[str, Any] | None = None,
+        like: Any = None,
+        device: Any = None,
     ) -> tuple[dict[str, Any], Any]:
         """Receives a message of `send_tensors`.
 
@@ -262,7 +269,7 @@ class TensorMethods:
         Args:
             flags: DONTWAIT, or 0.
             out: memory to receive into, for every name of the message, as in `recv_tensor`.
-            like: the kind of tensor, as in `recv_tensor`.
+            like, device: the kind of tensor and where it is, as in `recv_tensor`.
 
         Returns:
             (tensors by name, metadata).
@@ -276,7 +283,14 @@ class TensorMethods:
         if not (out is None or isinstance(out, Mapping)):
             raise wrong("out", out, "a dict of memory by name, as send_tensors() takes")
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
-        return self._receive_valid(receive_bundle, self, flags, builder_for(like), targets)
+        for target in (targets or {}).values():
+            wanted = gpu_of(target)
+            if wanted is not None:
+                self._want_gpu(*wanted)
+        builder = builder_for(like) if device is None or out is not None else gpu_builder(device, like)
+        if isinstance(builder, GpuBuilder):
+            self._want_gpu(builder.uuid, builder.index)
+        return self._receive_valid(receive_bundle, self, flags, builder, targets)
 
     @overload
     def send_tensors_to(

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
 from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Entry, Index, unpack_bundle
+from transfer.tensors.device import is_payload
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transfer.transports.core.wire import Flag
@@ -168,7 +169,7 @@ def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
         data = _decompressed(bytes(data) if data is placed else data, recipe.nbytes)
     elif placed is not None and data is placed and target.direct:
         return
-    check_length(recipe, memoryview(data).nbytes)
+    check_length(recipe, len(data) if is_payload(data) else memoryview(data).nbytes)
     target.fill(recipe, data)
 
 
@@ -186,7 +187,7 @@ def receive_bundle(
 ) -> tuple[dict[str, Any], Any]:
     """Receives a dict of tensors and its metadata. Raises as `TensorMethods.recv_tensors`."""
     arrival = BundleArrival(builder, targets)
-    frames = socket._recv_frames(flags, arrival.sink)
+    frames = socket._recv_frames(flags, arrival)
     try:
         return arrival.finish(frames)
     except TensorMismatch:
@@ -197,7 +198,7 @@ def receive_bundle(
 def receive_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tuple[bytes, dict[str, Any], Any]:
     """As `receive_bundle`, with the identity that a ROUTER puts before it."""
     arrival = BundleArrival(builder, None)
-    frames = socket._recv_frames(flags, arrival.sink)
+    frames = socket._recv_frames(flags, arrival)
     try:
         return _with_sender(arrival, frames)
     except TensorMismatch:
@@ -224,7 +225,7 @@ def _with_sender(arrival: BundleArrival, frames: list[Any]) -> tuple[bytes, dict
 
 
 class BundleArrival:
-    """One message of `send_tensors` while it arrives: `sink` for the socket, then `finish`."""
+    """One message of `send_tensors` while it arrives: the sink of the socket, then `finish`."""
 
     __slots__ = ("_builder", "_head", "_index", "_placed", "_position", "_targets")
 
@@ -238,8 +239,15 @@ class BundleArrival:
 
     # -- before a frame is read
 
-    def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
+    def __call__(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
         """Returns memory for the next frame. Errors of this are raised when the message is complete."""
+        return self._next(meta, nbytes, False)
+
+    def on_gpu(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
+        """The next frame is on a GPU: its target makes the best of it."""
+        self._next(meta, nbytes, True)
+
+    def _next(self, meta: bytes | None, nbytes: int, on_gpu: bool) -> Any:
         recipe = known_recipes.get(meta) if self._position >= 0 else None
         if meta is None or recipe is None or nbytes != recipe.nbytes:
             if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
@@ -249,9 +257,9 @@ class BundleArrival:
             return None
         if self._head is not None:
             self._read_head()
-        return None if self._index is None else self._place(self._index, meta)
+        return None if self._index is None else self._place(self._index, meta, on_gpu)
 
-    def _place(self, index: Index, meta: bytes) -> Any:
+    def _place(self, index: Index, meta: bytes, on_gpu: bool) -> Any:
         """Returns memory of the caller for a separate frame. Compressed frames do not pass here, so the next
         entry with this header is only likely the right one; `_fill` corrects that."""
         assert self._targets is not None
@@ -259,7 +267,7 @@ class BundleArrival:
             entry = index.own[position]
             if entry.header == meta:
                 self._position = position + 1
-                buffer = self._targets[entry.name].buffer_for(entry.recipe)
+                buffer = None if on_gpu else self._targets[entry.name].buffer_for(entry.recipe)
                 self._placed[position] = buffer
                 return buffer
         raise ProtocolError("tensor", "a frame that is not in the index of its bundle")
@@ -381,7 +389,7 @@ class BundleArrival:
         for entry, flags, data in elsewhere:
             if flags & _LZ4:
                 data = _decompressed(data, entry.recipe.nbytes)
-            check_length(entry.recipe, memoryview(data).nbytes)
+            check_length(entry.recipe, len(data) if is_payload(data) else memoryview(data).nbytes)
             self._targets[entry.name].fill(entry.recipe, data)
         for entry in index.entries:
             if entry.offset is not None:

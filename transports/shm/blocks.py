@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from transfer.transports.errors import InternalError
+from transfer.transports.gpu import OnGpu
 from transfer.transports.shm.memory import MemfdOwner, make_memfd
 from transfer.transports.shm.segments import PAGE
 
@@ -130,7 +131,7 @@ class Blocks:
 
     def holds(self, data: Any) -> bool:
         """Whether a contiguous buffer lies in a block."""
-        if not self._blocks or type(data) is bytes:
+        if not self._blocks or type(data) in (bytes, OnGpu):
             return False
         return self.find(self._core.address_of(data), memoryview(data).nbytes) is not None
 

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core.wire import BY_REFERENCE, ON_GPU, REFERENCE, REFERENCE_SIZE
 from transfer.transports.countdown import Countdown
-from transfer.transports.errors import Broken, ProtocolError, TransferError, without_frames
+from transfer.transports.errors import (
+    Broken,
+    ProtocolError,
+    RegistrationError,
+    TransferError,
+    without_frames,
+)
 from transfer.transports.gpu import OnGpu
 from transfer.transports.reactor import READABLE
 from transfer.transports.shm import control_channel
@@ -213,7 +219,11 @@ class ShmStream:
         with self._lock:
             if self._closed:
                 raise Broken("this end closed the stream")
-            return self._gpu_shares.place(payload, lend, parts)
+            try:
+                return self._gpu_shares.place(payload, lend, parts)
+            except RegistrationError:
+                self.refused["gpu"] += 1
+                raise
 
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
         """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
