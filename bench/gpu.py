@@ -39,7 +39,7 @@ def main() -> int:
         return 0
     report = {"machine": describe(), "gpu": _gpu(torch), "rows": []}
     raw: dict[str, float] = {}
-    for case in (raw_copies, raw_streams, staged_sends, pairs, pauses):
+    for case in (raw_copies, raw_streams, staged_sends, pairs, shared, pauses):
         for row in case(torch, raw):
             report["rows"].append(row)
             print(_line(row), flush=True)
@@ -173,11 +173,21 @@ def pairs(torch: Any, raw: dict[str, float]) -> Any:
                 "H2D pinned": raw["raw H2D pinned"],
                 transport: raw[f"raw host → {transport} → host {nbytes}"],
             }
+            if transport == "local":  # the GPU copies twice: to the sender's block, and into `out`
+                limits = {"D2D ÷ 2": raw["raw D2D"] / 2}
             limit = min(limits, key=lambda name: limits[name])
             POOL.give_back()  # so that the first is one
             first, later = between(transport, nbytes, device=True)
             row = _row(f"device → {transport} → device", nbytes, later, limit, limits[limit])
             yield row | {"first_s": first}
+
+
+def shared(torch: Any, raw: dict[str, float]) -> Any:
+    """Device to device between two processes, the sender's tensor as the receiver's: seconds of a message,
+    whose size should not matter."""
+    for nbytes in (64 * MIB, GIB, 4 * GIB):
+        _, later = between("local", nbytes, device=True, lent=True)
+        yield {"case": f"device → device, shared, {nbytes // MIB} MiB", "value": f"{later * 1e6:.0f} µs"}
 
 
 def pauses(torch: Any, raw: dict[str, float]) -> Any:
@@ -227,12 +237,13 @@ def _ticking(work: Callable[[], object]) -> tuple[float, float]:
 WARM = 4
 
 
-def between(transport: str, nbytes: int, *, device: bool) -> tuple[float, float]:
-    """Seconds for a tensor from one process to another: of the first, and of each of several in a row."""
+def between(transport: str, nbytes: int, *, device: bool, lent: bool = False) -> tuple[float, float]:
+    """Seconds for a tensor from one process to another: of the first, and of each of several in a row. lent:
+    one at a time, and no byte is copied."""
     count = max(8, min(20, 2 * GIB // nbytes))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_receive, args=(theirs, transport, nbytes, count, device))
+    child = context.Process(target=_receive, args=(theirs, transport, nbytes, count, device, lent))
     child.start()
     try:
         with _context(transport) as made, made.socket(_kinds("PUSH")) as push:
@@ -243,7 +254,9 @@ def between(transport: str, nbytes: int, *, device: bool) -> tuple[float, float]
             tensor = _tensor(nbytes, device)
             start = time.perf_counter()
             for _ in range(WARM + count):
-                push.send_tensor(tensor)
+                tracker = push.send_tensor(tensor, copy=False if lent else None)
+                if lent:
+                    tracker.wait(60)
             marks = ours.recv()
         child.join(30)
         return round(marks[0] - start, 3), (marks[-1] - marks[WARM - 1]) / count
@@ -252,20 +265,23 @@ def between(transport: str, nbytes: int, *, device: bool) -> tuple[float, float]
         child.join()
 
 
-def _receive(pipe: Any, transport: str, nbytes: int, count: int, device: bool) -> None:
+def _receive(pipe: Any, transport: str, nbytes: int, count: int, device: bool, lent: bool) -> None:
     import torch
 
     with _context(transport) as made, made.socket(_kinds("PULL")) as pull:
         pull.rcvtimeo = 60_000
         pull.rcvhwm = 2
         pull.bind("tcp://127.0.0.1:0")
-        out = _tensor(nbytes, device)
+        out = None if lent else _tensor(nbytes, device)
         settle = torch.cuda.synchronize if device else time.perf_counter
         settle()
         pipe.send(pull.last_endpoint)
         marks = []
         for _ in range(WARM + count):
-            pull.recv_tensor(out=out)
+            if out is None:
+                pull.recv_tensor(device="cuda:0", like="torch")
+            else:
+                pull.recv_tensor(out=out)
             settle()
             marks.append(time.perf_counter())  # a clock that both processes have
         pipe.send(marks)

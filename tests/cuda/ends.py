@@ -21,6 +21,8 @@ from tests.cuda.null_driver import Array, NullDriver
 from transfer.tensors.gpu_array import gpu_builder
 from transfer.transports import cuda
 from transfer.transports.core import address_of
+from transfer.transports.core.native import libcuda
+from transfer.transports.errors import RegistrationError
 
 spawn = multiprocessing.get_context("spawn")
 #: seconds for what has to happen
@@ -69,8 +71,20 @@ class End:
         self.socket._want_gpu(builder.uuid, builder.index)
 
     def until_wanted(self) -> None:
-        """Waits until the receiver's word has come: what is sent before goes by the host."""
+        """Waits until the receiver has asked, and tried: what is sent before goes by the host."""
         until(lambda: self.socket._tensor_capabilities(0).maps_gpus)
+        [stream] = self.socket._streams()
+        [uuid] = stream.carrier.maps_gpus
+        [index] = [one for one in range(libcuda.device_count()) if libcuda.device_uuid(one) == uuid]
+
+        def is_known() -> bool:
+            try:
+                stream.carrier.try_gpu(uuid, index)
+            except RegistrationError as error:
+                return error.reason != "gpu_tried"
+            return True
+
+        until(is_known)
 
     def tell(self, what: object = None) -> None:
         self.pipe.send(what)

@@ -57,7 +57,7 @@ def send_from_device(
         except (TypeError, BufferError, RegistrationError) as error:
             # A peer with another transport has connected, the core does not support device memory, or the
             # card refuses this memory.
-            _warn(f"a tensor on a GPU is copied through the host after all: {error}")
+            _warn_unless_tried(f"a tensor on a GPU is copied through the host after all: {error}", error)
     bits, header, buffer = export_staged(tensor)
     # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
     tracker: Tracker | None = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
@@ -103,7 +103,7 @@ def send_bundle(
             sent = socket._send_outframes(frames_with(exporter), flags, track, copy)
             return sent
         except (TypeError, BufferError, RegistrationError) as error:
-            _warn(f"tensors on a GPU are copied through the host after all: {error}")
+            _warn_unless_tried(f"tensors on a GPU are copied through the host after all: {error}", error)
     sent = socket._send_outframes(frames_with(), flags, track, copy)
     return sent
 
@@ -154,6 +154,11 @@ def registrable(flat: Any) -> gpu.Exportable:
     assert driver is not None
     pointer = int(flat.__cuda_array_interface__["data"][0])
     return gpu.Exportable(flat, partial(driver.export, pointer, int(flat.nbytes)))
+
+
+def _warn_unless_tried(text: str, error: Exception) -> None:
+    if getattr(error, "reason", "") != "gpu_tried":  # the first payloads of a connection are no news
+        _warn(text)
 
 
 def _warn(text: str) -> None:

@@ -36,6 +36,8 @@ BLOCK, RELEASED, FORGET = 3, 4, 5
 #: a GPU that the sender of this takes payloads on, by its UUID in two numbers; a block on one, with handles;
 #: reports that a payload is free, that a block is given up, that the other side does not map it any more
 GPU_WANTED, GPU_BLOCK, GPU_RELEASED, GPU_FORGET, GPU_UNMAPPED = 6, 7, 8, 9, 10
+#: of a block on a GPU: for many payloads; for one, of the sender's own; to be tried
+KEPT, LENT, TRY = 0, 1, 2
 _WITH_DESCRIPTOR = (SEGMENT, BLOCK)
 #: bytes of a UUID, a handle of memory and one of an event
 GPU_HANDLES = 16 + 64 + 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,9 @@ MOST_BLOCKS = 4096
 _UUID, _HANDLE = 16, 64
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE = "CAPTURE"
+
+
+logger = logging.getLogger("transfer")
 
 
 class WantedGpus:
@@ -105,13 +109,28 @@ class GpuMappings:
             words = int.from_bytes(uuid[:8], "little"), int.from_bytes(uuid[8:], "little")
             self._control.send(control_channel.GPU_WANTED, 0, *words)
 
-    def announced(self, number: int, size: int, lent: bool, handles: bytes) -> None:
-        """Raises ProtocolError."""
+    def announced(self, number: int, size: int, how: int, handles: bytes) -> None:
+        """A block of the peer. Raises ProtocolError."""
         if number in self.blocks or len(self.blocks) >= MOST_BLOCKS:
             raise ProtocolError("control_channel", f"announcement of GPU memory {number}, twice or too many")
         if handles[:_UUID] not in self.wanted:
             raise ProtocolError("control_channel", "memory of a GPU that was not asked for")
-        self.blocks[number] = MappedGpuBlock(size, lent, handles)
+        block = MappedGpuBlock(size, how == control_channel.LENT, handles)
+        if how == control_channel.TRY:
+            self._control.send(control_channel.GPU_UNMAPPED, number, self._tried(block))
+        else:
+            self.blocks[number] = block
+
+    def _tried(self, block: MappedGpuBlock) -> bool:
+        driver = cuda.load()
+        try:
+            if driver is not None:
+                block.map(driver, self.wanted[block.uuid])
+                block.unmap()
+                return True
+        except (DeviceError, ProtocolError) as error:
+            logger.warning("memory of a GPU of another process cannot be mapped: %s", error)
+        return False
 
     def fetch(self, number: int, share: int, offset: int, size: int) -> Any:
         """The payload, a GpuPayload. Raises ProtocolError."""
@@ -184,7 +203,7 @@ class GpuMappings:
             del self.blocks[number]
             block.unmap()
             if not block.lent:
-                self._control.send(control_channel.GPU_UNMAPPED, number)
+                self._control.send(control_channel.GPU_UNMAPPED, number, True)
 
     def finish(self, last: Callable[[], None]) -> None:
         """There is no reactor any more: waits for the work on deleted payloads, here and at the end of the

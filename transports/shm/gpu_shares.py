@@ -1,14 +1,16 @@
 """What a connection's peer sees of our GPUs' memory: copies in blocks of our own, or a tensor in its place.
 
-A block is an allocation that the peer maps once. The GPU copies a payload into it in the order of the
-sender's stream, without the host; an event tells the peer when it is there. The peer releases a payload when
-its own work on it is done, and the block is used again. A tensor in its place is mapped for one payload only:
-until it is released, its memory must neither change nor be freed.
+Before the first payload the peer tries to map a small block, which may fail: in another container, for
+instance. A block is an allocation that the peer maps once. The GPU copies a payload into it in the order of
+the sender's stream, without the host; an event tells the peer when it is there. The peer releases a payload
+when its own work on it is done, and the block is used again. A tensor in its place is mapped for one payload
+only: until it is released, its memory must neither change nor be freed.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any, NamedTuple
 
 from transfer.transports import cuda, gpu
@@ -24,6 +26,15 @@ from transfer.transports.shm.segments import slot_size
 LIMIT = 2 << 30
 #: GPUs that a peer may want memory of
 MOST_GPUS = 64
+#: bytes of the block that a peer tries to map; payloads are larger
+_TRIED = 4096
+
+_CANNOT_MAP = (
+    "tensors on GPU %d go through the host: a peer on this host cannot map its memory (is it in another "
+    "container, with an IPC namespace of its own?)"
+)
+
+logger = logging.getLogger("transfer")
 
 
 class GpuBlock:
@@ -72,6 +83,8 @@ class GpuShares:
         self._control = control
         #: GPUs, by their UUID, that the peer wants memory of
         self.wanted: set[bytes] = set()
+        #: whether the peer can map memory of a GPU; the number of the block that it tries
+        self._tried: dict[bytes, bool | int] = {}
         self._numbers = itertools.count(1)
         self._blocks: dict[int, GpuBlock] = {}
         self._idle: list[GpuBlock] = []
@@ -89,14 +102,14 @@ class GpuShares:
         """The peer takes payloads on this GPU. Raises ProtocolError."""
         if len(self.wanted) >= MOST_GPUS:
             raise ProtocolError("control_channel", f"a peer with more than {MOST_GPUS} GPUs")
-        self.wanted.add(uuid)
+        if self._tried.get(uuid) is not False:
+            self.wanted.add(uuid)
 
     def place(self, payload: gpu.OnGpu, lend: bool, parts: Countdown | None) -> bytes:
         """The reference to a payload for the peer, which `parts` then counts. lend: of the tensor's own
         memory, where that can be mapped. Raises RegistrationError("gpu"): the peer cannot see it, or there is
         no room."""
-        if payload.uuid not in self.wanted:
-            raise RegistrationError("gpu", "the peer wants no memory of this GPU")
+        self.check(payload.uuid, payload.index)
         driver = cuda.load()
         assert driver is not None
         self._used = True
@@ -119,6 +132,23 @@ class GpuShares:
             parts.left += 1
         self._shares[number] = GpuShare(block, parts, payload)
         return REFERENCE.pack(block.number, ON_GPU | number << 8, offset, payload.nbytes)
+
+    def check(self, uuid: bytes, index: int) -> None:
+        """Raises RegistrationError unless the peer maps memory of this GPU: "gpu_tried" while it tries."""
+        driver = cuda.load()
+        if driver is None or uuid not in self.wanted:
+            raise RegistrationError("gpu", "the peer wants no memory of this GPU")
+        if uuid not in self._tried:
+            block = GpuBlock(driver, next(self._numbers), index, _TRIED)
+            try:
+                self._announce(block, control_channel.TRY)
+            except BaseException:
+                block.free()
+                raise
+            self._blocks[block.number] = block
+            self._tried[uuid] = block.number
+        if self._tried[uuid] is not True:
+            raise RegistrationError("gpu_tried", "the peer still tries to map memory of this GPU")
 
     def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> tuple[GpuBlock, int] | None:
         """(the allocation that has this memory, the offset), or None: only a copy of it can be mapped."""
@@ -146,10 +176,11 @@ class GpuShares:
         self._blocks[block.number] = block
         return block
 
-    def _announce(self, block: GpuBlock) -> None:
+    def _announce(self, block: GpuBlock, how: int | None = None) -> None:
         if not block.announced:
+            how = (control_channel.LENT if block.lent else control_channel.KEPT) if how is None else how
             block.announced = self._control.announce(
-                control_channel.GPU_BLOCK, block.number, block.size, int(block.lent), block.handles()
+                control_channel.GPU_BLOCK, block.number, block.size, how, block.handles()
             )
         if not block.announced:
             raise RegistrationError("gpu", "the peer has not yet read of earlier memory")
@@ -214,14 +245,23 @@ class GpuShares:
             else:
                 self._free(block)
 
-    def unmapped(self, number: int) -> None:
-        """The peer has given up a block."""
-        if number in self._leaving:
+    def unmapped(self, number: int, well: bool) -> None:
+        """The peer does not map a block any more, or, not `well`, never could."""
+        block = self._blocks.get(number)
+        if block is None:
+            return
+        if block.size == _TRIED:
+            self._tried[block.uuid] = well
+            self._free(block)
+            if not well:
+                self.wanted.discard(block.uuid)
+                logger.warning(_CANNOT_MAP, block.context.index)
+        elif number in self._leaving:
             self._leaving.remove(number)
-            self._free(self._blocks[number])
+            self._free(block)
 
     def _free(self, block: GpuBlock) -> None:
-        if self._blocks.pop(block.number, None) is not None and not block.lent:
+        if self._blocks.pop(block.number, None) is not None and not block.lent and block.size != _TRIED:
             self._total -= block.size
         block.free()
 

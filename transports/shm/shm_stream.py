@@ -221,9 +221,14 @@ class ShmStream:
                 raise Broken("this end closed the stream")
             try:
                 return self._gpu_shares.place(payload, lend, parts)
-            except RegistrationError:
-                self.refused["gpu"] += 1
+            except RegistrationError as error:
+                self.refused[error.reason] += 1
                 raise
+
+    def try_gpu(self, uuid: bytes, index: int) -> None:
+        """Raises RegistrationError unless the peer maps memory of this GPU; "gpu_tried": not known yet."""
+        with self._lock:
+            self._gpu_shares.check(uuid, index)
 
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
         """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
@@ -400,12 +405,11 @@ class ShmStream:
             words = message.size.to_bytes(8, "little"), message.slot.to_bytes(8, "little")
             self._gpu_shares.want(b"".join(words))
         elif message.kind == control_channel.GPU_BLOCK:
-            lent = bool(message.slot)
-            self._gpu_mappings.announced(message.number, message.size, lent, message.handles)
+            self._gpu_mappings.announced(message.number, message.size, message.slot, message.handles)
         elif message.kind == control_channel.GPU_FORGET:
             self._gpu_mappings.forget(message.number)
         else:
-            self._gpu_shares.unmapped(message.number)
+            self._gpu_shares.unmapped(message.number, bool(message.size))
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
         """Reports a fatal error to the connection's owner, in the reactor's thread."""

@@ -7,8 +7,8 @@ and not within one, as the real ones. To free memory that another living process
 real driver, ends the process. Not as on a GPU: the default stream waits for no other, and work that
 waits for a killed process goes on.
 
-NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the first one that this process sees. NULL_CUDA_MEMORY: bytes (1
-GiB).
+NULL_CUDA_IPC=0: this process cannot map memory of others. NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the
+first one that this process sees. NULL_CUDA_MEMORY: bytes (1 GiB).
 """
 
 from __future__ import annotations

@@ -409,6 +409,7 @@ API int cuIpcOpenMemHandle_v2(pointer_t *pointer, struct ipc given, unsigned fla
     struct allocation *one;
     int answer = SUCCESS;
     if (entered() || handle->owner == getpid()) return INVALID_CONTEXT;
+    if (!number("NULL_CUDA_IPC", 1)) return MAP_FAILED_;
     if (flags != 1) return INVALID_VALUE;
     if (strncmp(handle->name + 1, prefix(), strlen(prefix()))) return INVALID_HANDLE;
     pthread_mutex_lock(&lock);
