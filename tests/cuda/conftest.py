@@ -20,18 +20,23 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def null_name() -> str:
+    """NULL_CUDA_NAME of a test."""
+    return f"nc{os.getpid()}_{next(_numbers)}"
+
+
+@pytest.fixture
+def run(tmp_path: Path, null_name: str) -> Iterator[Run]:
     """`run(program, **variables)`: what a program prints that has the null driver. It may leave nothing."""
     try:
         library = null_driver.build()
     except Missing as missing:
         pytest.skip(str(missing))
-    name = f"nc{os.getpid()}_{next(_numbers)}"
 
     def run(program: str, *arguments: str, status: int = 0, **variables: str) -> str:
         path = tmp_path / "program.py"
         path.write_text(program)
-        environ = os.environ | {"TRANSFER_LIBCUDA": str(library), "NULL_CUDA_NAME": name}
+        environ = os.environ | {"TRANSFER_LIBCUDA": str(library), "NULL_CUDA_NAME": null_name}
         environ |= {"PYTHONPATH": str(_ROOT), "TRANSFER_LOCAL": "on"} | variables
         done = subprocess.run(
             [sys.executable, path, *arguments],
@@ -45,4 +50,4 @@ def run(tmp_path: Path) -> Iterator[Run]:
         return done.stdout
 
     yield run
-    assert null_driver.left(name) == []
+    assert null_driver.left(null_name) == []

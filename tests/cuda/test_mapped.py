@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cuda import null_driver
+
 HEAD = """
 import os, signal, sys, time
 import numpy
@@ -437,6 +439,70 @@ if __name__ == "__main__":
     both(send, receive, status=-signal.SIGKILL)
 """
     run(HEAD + program)
+
+
+def test_a_sender_that_is_killed(run, null_name):
+    """The receiver is not stuck, and what waits for the sender's GPU goes on."""
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(1000, 1000)
+    end.socket.send_tensor(array)
+    end.fill(array, 1, delay=5)
+    end.socket.send_tensor(array)  # is not there yet when the sender ends
+    end.hear()
+    time.sleep(PATIENCE)
+
+def receive(end):
+    end.want()
+    kept = [end.socket.recv_tensor(device="cuda:0") for _ in range(2)]
+    os.kill(os.getppid(), signal.SIGKILL)
+    until(lambda: not end.socket.peers())
+    end.read(kept[1])
+    kept.clear()
+    end.socket.context.destroy()
+    print("done", flush=True)
+"""
+    assert run(HEAD + program + TAIL, status=-9) == "done\n"
+    null_driver.remove(null_name)
+
+
+def test_threads_send_at_once(run):
+    program = """
+import threading
+
+def send(end):
+    end.until_wanted()
+    arrays = [end.array(200, 200) for _ in range(4)]
+
+    def work(array, first):
+        for byte in range(first, first + 50):
+            stream = cuda_of.GpuStream(end.context)
+            array.stream = stream.number
+            end.fill(array, byte, delay=0.001, stream=stream.number)
+            end.socket.send_tensor(array)
+            end.context.synchronize(stream.number)
+
+    threads = [threading.Thread(target=work, args=(array, 50 * at)) for at, array in enumerate(arrays)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    end.hear()
+    [array.close() for array in arrays]
+
+def receive(end):
+    end.want()
+    seen = []
+    for _ in range(200):
+        [byte] = end.bytes_of(end.socket.recv_tensor(device="cuda:0"))
+        seen.append(byte)
+    assert sorted(seen) == list(range(200))
+    for first in (0, 50, 100, 150):
+        ours = [byte for byte in seen if first <= byte < first + 50]
+        assert ours == sorted(ours)
+    end.tell()
+"""
+    head = HEAD + "from transfer.transports.core.native import cuda as cuda_of\n"
+    run(head + program + TAIL)
 
 
 def test_a_sender_that_ends_first(run):

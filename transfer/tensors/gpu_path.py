@@ -127,24 +127,25 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     if memory is None:
         return gpu.Way(gpu.GpuRoute.STAGING, "nothing is known of its memory")
     driver = cuda.load() if memory.kind == gpu.CUDA else None
-    if driver is not None:
+    if driver is not None and can.maps_gpus:
+        index = driver.device_of(memory.pointer)
+        memory = replace(memory, uuid=b"" if index is None else driver.uuid(index))
+    if driver is not None and (can.device_memory or can.registers_memory):
         memory = replace(memory, virtual=gpu.is_virtual(driver.attributes(memory.pointer)))
-        if can.maps_gpus:
-            index = driver.device_of(memory.pointer)
-            memory = replace(memory, uuid=b"" if index is None else driver.uuid(index))
-    way = gpu.decide(memory, can, _machine(driver, memory.index) if can.registers_memory else _machine())
+    way = gpu.decide(memory, can, _machine(driver, memory.index, can.registers_memory))
     if way.warning:
         _warn(way.warning)
     return way
 
 
-def _machine(driver: cuda.Cuda | None = None, device: int = 0) -> gpu.Machine:
-    """Collects the facts of this process; dma-buf and peermem with the driver of the tensor's device."""
+def _machine(driver: cuda.Cuda | None, device: int, registers: bool) -> gpu.Machine:
+    """Collects the facts of this process; if a transport registers memory, of the tensor's device too."""
     expandable = gpu.expandable_segments(config.torch_allocator())
+    if not registers:
+        return gpu.Machine(expandable=expandable)
     if driver is None:
         return gpu.Machine(dmabuf="no CUDA driver was found", peermem=_peermem(), expandable=expandable)
-    release = os.uname().release
-    missing = gpu.dmabuf_missing(release, driver.supports_dmabuf(device), registers=True)
+    missing = gpu.dmabuf_missing(os.uname().release, driver.supports_dmabuf(device), registers=True)
     return gpu.Machine(dmabuf=missing, peermem=_peermem(), expandable=expandable)
 
 

@@ -40,6 +40,12 @@ def left(name: str) -> list[str]:
     return sorted(path.name for path in _SHARED.glob(f"{name}-*"))
 
 
+def remove(name: str) -> None:
+    """What killed processes have left."""
+    for path in _SHARED.glob(f"{name}-*"):
+        path.unlink()
+
+
 class NullDriver:
     """What a test does past the driver's calls."""
 
