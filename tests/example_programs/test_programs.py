@@ -54,6 +54,15 @@ def test_image_pipeline():
     assert int(right) > 80
 
 
+def test_weight_updates():
+    """On the CPU; with `--device cuda:0` the same program keeps the weights on the GPU, which never ran."""
+    pytest.importorskip("torch", reason="pip install 'tensor-transfer[torch]'")
+    printed = run("weight_updates", "--updates", 15, "--device", "cpu")
+    shares = [int(share) for share in re.findall(r"version \d+: (\d+)% right", printed)]
+    assert len(shares) == 15
+    assert shares[-1] > 90
+
+
 def test_each_program_has_a_test():
     texts = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     programs = [path.stem for path in (ROOT / "examples").iterdir() if not path.name.startswith("_")]
