@@ -18,7 +18,7 @@ import numpy
 
 import transfer
 from tests.cuda.null_driver import Array, NullDriver
-from transfer.tensors.gpu_array import gpu_builder
+from transfer.tensors.gpu_builders import gpu_builder
 from transfer.transports import cuda
 from transfer.transports.core import address_of
 from transfer.transports.core.native import libcuda

@@ -525,6 +525,28 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+def test_a_context_that_ends_waits_for_those_who_take(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    arrays = [end.array(300, 400) for _ in range(6)]
+    for byte, array in enumerate(arrays, 1):
+        end.fill(array, byte)
+        end.socket.send_tensor(array, copy=False if byte % 2 else None)
+    begin = time.monotonic()
+    end.socket.context.destroy()
+    assert 0.2 < time.monotonic() - begin < 2
+    [array.close() for array in arrays]
+
+def receive(end):
+    end.want()
+    time.sleep(1)
+    for byte in range(1, 7):
+        assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {byte}
+"""
+    run(HEAD + program + TAIL)
+
+
 def test_nothing_grows(run):
     program = """
 def send(end):

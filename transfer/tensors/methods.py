@@ -10,7 +10,7 @@ from transfer.constants import DONTWAIT
 from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export, on_device
-from transfer.tensors.gpu_array import GpuBuilder, gpu_builder
+from transfer.tensors.gpu_builders import GpuBuilder, gpu_builder
 from transfer.tensors.gpu_path import send_bundle, send_from_device
 from transfer.tensors.receive import (
     Sink,

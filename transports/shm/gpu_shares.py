@@ -34,6 +34,13 @@ _CANNOT_MAP = (
     "container, with an IPC namespace of its own?)"
 )
 
+_STILL_SEEN = (
+    "a peer still uses %d tensors in this process's memory of a GPU: they end with this process (delete them "
+    "there first, or copy them)"
+)
+#: blocks of ended contexts that peers may still have mapped
+_left: list[GpuBlock] = []
+
 logger = logging.getLogger("transfer")
 
 
@@ -93,6 +100,11 @@ class GpuShares:
         self._shares: dict[int, GpuShare] = {}
         self._total = 0
         self._used = False
+
+    @property
+    def seen(self) -> bool:
+        """The peer sees payloads, or is about to."""
+        return bool(self._shares)
 
     def __bool__(self) -> bool:
         """The peer sees payloads, or maps blocks."""
@@ -280,12 +292,15 @@ class GpuShares:
         return ended
 
     def end_all(self) -> list[GpuShare]:
-        """The context ends: whom to inform. What the peer may still have mapped stays until this process
-        ends: to free it is undefined."""
+        """The context ends: whom to inform. What the peer may still have mapped, or map, stays until this
+        process ends: to free it is undefined."""
+        if self._shares:
+            logger.warning(_STILL_SEEN, len(self._shares))
         ended = self._end_shares()
         for block in list(self._blocks.values()):
             if not block.announced:
                 self._free(block)
+        _left.extend(self._blocks.values())
         self._blocks.clear()
         self._idle.clear()
         return ended

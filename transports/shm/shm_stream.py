@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import select
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,9 @@ Released = Callable[[BaseException | None], None]
 _ANNOUNCEMENTS = (control_channel.SEGMENT, control_channel.BLOCK, control_channel.GPU_BLOCK)
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
+
+#: seconds of `end`
+PATIENCE = 2.0
 
 #: the kind of a reference; the bits above hold a share's number
 _SLOT, _SHARED, _PRIVATE = 0, 1, 2
@@ -446,7 +451,9 @@ class ShmStream:
 
     def end(self) -> None:
         """The context has ended too, or there is no work left. Memory of the peer that this side sees stays
-        mapped, and the control socket open, so that the peer does not write there. Idempotent."""
+        mapped, and the control socket open, so that the peer does not write there. If the peer sees memory of
+        our GPUs, it has PATIENCE to take it and to let it go. Idempotent."""
+        self._await_gpu_releases()
         with self._lock:
             if self._ended:
                 return
@@ -460,6 +467,17 @@ class ShmStream:
         self._gpu_mappings.finish(self._unmapped)
         self._unmapped()
         self._carriers.remove(self)
+
+    def _await_gpu_releases(self) -> None:
+        if not self._gpu_shares.seen:
+            return
+        limit = time.monotonic() + PATIENCE
+        control = select.poll()
+        control.register(self._control.fd, select.POLLIN)
+        while self._gpu_shares.seen and time.monotonic() < limit and self._pid == os.getpid():
+            control.poll(20)
+            if self._pumped() is not None:
+                return
 
     def _unmapped(self) -> None:
         """The peer's memory may be free for it, after the end."""
