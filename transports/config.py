@@ -8,6 +8,8 @@ Variables:
         `prefer` where a transport is named
     TRANSFER_LOCAL: `on`, `off`: whether peers on one host may use shared memory; `off` on either side
         prevents it
+    TRANSFER_CUDA_IPC: `on`, `off`: whether tensors may stay on a GPU between processes of one host; `off` at
+        the receiver keeps its peers from it
     MC_RDMA_DEVICES: names, with commas: devices in order of preference; by default the fastest active port
     MC_IB_PORT: number of the port
     MC_GID_INDEX: number of the GID; by default, on Ethernet, RoCE v2 with an IPv4 address first
@@ -238,6 +240,11 @@ def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
     return _choice(os.environ if environ is None else environ, ("TRANSFER_LOCAL",), SWITCH)[0] == "on"
 
 
+def cuda_ipc_enabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether TRANSFER_CUDA_IPC lets tensors stay on a GPU; enabled unless it is off. Raises OptionError."""
+    return _choice(os.environ if environ is None else environ, ("TRANSFER_CUDA_IPC",), SWITCH)[0] == "on"
+
+
 def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """The variables about RDMA devices, which Mooncake has too; `rdma/device_selection.py` reads them.
     Raises OptionError for a wrong number."""
@@ -332,6 +339,6 @@ def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[s
 
 #: what `load` checks although something else uses it
 _READ_AT_ONCE = (
-    *(core_choice, local_enabled, ucx_driver, name_servers, dns_family, advertised_host),
+    *(core_choice, local_enabled, cuda_ipc_enabled, ucx_driver, name_servers, dns_family, advertised_host),
     *(libssl, libibverbs, libcuda),
 )

@@ -16,8 +16,9 @@ _OURS, _MOONCAKE = "TRANSFER_", "MC_"
 
 #: variables by the part after their prefix
 OURS = frozenset(
-    {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
+    {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "CUDA_IPC", "DNS", "DNS_FAMILY", "ENCRYPT"}
     | {
+        "EXIT_LINGER",
         "GPU_PINNED",
         "LIBCUDA",
         "LIBIBVERBS",

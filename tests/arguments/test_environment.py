@@ -16,6 +16,7 @@ ABSENT, FILE = "/nonexistent/file", "the path of a file"
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_ADVERTISE": (("a b", "tcp://node7:5", "node7:99999"), "a host"),
     "TRANSFER_CORE": (("nativ",), "auto, native, pure"),
+    "TRANSFER_CUDA_IPC": (("no", "0"), "on, off"),
     "TRANSFER_DNS": (("nameserver", "10.0.0.1:99999"), "10.96.0.10"),
     "TRANSFER_DNS_FAMILY": (("ipv5",), "auto, ipv4, ipv6, both"),
     "TRANSFER_ENCRYPT": (("yes", "all"), "TRANSFER_TLS_CA|tcp, all"),

@@ -386,6 +386,26 @@ if __name__ == "__main__":
     assert said.count("\n") == 1 and "go through the host: a peer on this host cannot map" in said
 
 
+def test_switched_off(run):
+    program = """
+def send(end):
+    array = end.array(300, 400)
+    for byte in range(1, 4):
+        end.fill(array, byte)
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    for byte in range(1, 4):
+        assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {byte}
+    print(end.null.count(MAPS))
+    end.tell()
+"""
+    assert run(HEAD + program + TAIL, TRANSFER_CUDA_IPC="off") == "0\n"
+
+
 def test_the_first_payloads_are_tried_without_a_word(run):
     program = """
 def send(end):

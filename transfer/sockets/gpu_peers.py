@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.base import Capabilities
+from transfer.transports.config import cuda_ipc_enabled
 from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
@@ -26,13 +27,14 @@ def capabilities_of(streams: Sequence[Any]) -> Capabilities:
 
 
 def want_gpu(context: Context, uuid: bytes, index: int) -> None:
-    """Peers on this host may leave payloads on this GPU from now on. Twice is fine."""
+    """Peers on this host may leave payloads on this GPU from now on, unless TRANSFER_CUDA_IPC is off. Twice
+    is fine."""
     with undivided():
         from transfer.transports.shm.gpu_mappings import WantedGpus
         from transfer.transports.shm.shm_streams import ShmStreams
 
     wanted = WantedGpus.of(context.shared).numbers
-    if wanted.get(uuid) != index:
+    if wanted.get(uuid) != index and cuda_ipc_enabled():
         wanted[uuid] = index
         carriers = context.shared.get(ShmStreams.NAME)
         if carriers is not None:
