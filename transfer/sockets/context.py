@@ -115,6 +115,8 @@ class Context:
         self._offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; the context closes it
         self.shared: dict[str, Any] = {}
+        #: of these what tensors are made in: empty without `empty`
+        self.lent: dict[str, Any] = {}
         self.reactor = Reactor()
         self.pool = core.Pool()
         self.flusher = core.Flusher()
@@ -235,7 +237,7 @@ class Context:
         with self._lock:
             blocks = self.shared.get(NAME)
             if blocks is None:
-                blocks = self.shared[NAME] = Blocks(self.core)
+                blocks = self.shared[NAME] = self.lent[NAME] = Blocks(self.core)
         return blocks.allocate(nbytes)
 
     def register(self, tensor: Any) -> Registration:

@@ -121,7 +121,7 @@ class Socket(Base):
         self._sender = MessageSender(self._pattern, self._links, self._values)
         super().__init__(*self._pattern.modes(), context.flusher, context.pool)
         self.context = context
-        self._lent = context.shared
+        self._lent = context.lent
         self._last_endpoint = ""
         self._requester = self._pattern if isinstance(self._pattern, Requester) else None
         if self._pattern.turn is not None:
