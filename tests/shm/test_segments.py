@@ -166,7 +166,7 @@ class Model(RuleBasedStateMachine):
         key = segment.number, index
         assert key not in self.used, "handed out twice"
         assert 0 <= index < segment.slots.count and segment.slot >= nbytes
-        assert self.arena.find(segment.number, segment.offset(index)) == (segment.slots, index)
+        assert self.arena.find(segment.number, PAGE + index * segment.slot) == (segment.slots, index)
         self.used[key] = found
         return key
 

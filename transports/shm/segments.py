@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from transfer.transports.core.wire import REFERENCE
 from transfer.transports.errors import InternalError
 from transfer.transports.shm.memory import MemfdOwner, make_memfd
 
@@ -26,6 +27,10 @@ MOST_SLOTS = 64
 FEWEST = 2
 #: bytes of the segments of all connections of one context
 CONTEXT = 2 << 30
+#: the kind of a reference to a slot
+IN_SLOT = 0
+#: sizes of payloads whose slot's size is remembered
+_MOST_SIZES = 1024
 #: seconds until a full context checks again which memory its other connections can spare
 _LOOK_AGAIN = 0.1
 
@@ -53,10 +58,6 @@ class SharedSegment(MemfdOwner):
         self.announced = False
         self.fd = make_memfd(self.size)
         self.slots = core.Slots(core.Mapping(self.fd, self.size), PAGE, slot, slots_of(slot))
-
-    def offset(self, index: int) -> int:
-        """The offset of a slot in the segment."""
-        return PAGE + index * self.slot
 
 
 class Budget:
@@ -106,7 +107,8 @@ class Arena:
 
     limit: bytes of all segments, and of the largest payload; FEWEST slots may be made of any size up to it,
     so that one is filled while another is read. budget: shared with other arenas. spared: called when
-    segments were given up, which the peer has to learn.
+    segments were given up, which the peer has to learn. announce: tells the peer of a segment; False: it
+    cannot now.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Arena:
         limit: int,
         budget: Budget | None = None,
         spared: Callable[[], None] = lambda: None,
+        announce: Callable[[SharedSegment], bool] = lambda segment: True,
     ) -> None:
         self.limit = limit
         self.total = 0
@@ -122,6 +125,8 @@ class Arena:
         self._budget = budget or Budget()
         self._budget.add(self)
         self._spared = spared
+        self._announce = announce
+        self._slot_sizes: dict[int, int] = {}
         self._used = self._closed = False
         # Reentrant: the collector may end an object that closes the arena inside any statement.
         self._lock = threading.RLock()
@@ -131,6 +136,41 @@ class Arena:
         self._segments: dict[int, SharedSegment] = {}
         #: numbers of announced segments that were given up; to be reported to the peer
         self.dropped: list[int] = []
+
+    def copy(self, data: Any, nbytes: int) -> bytes | str:
+        """The reference to a copy of these bytes for the peer, or why there is none: see `take`; "unread",
+        the peer has not read of earlier segments.
+
+        One function, since a loop of sends passes here.
+        """
+        size = self._slot_sizes.get(nbytes) or self._slot_size(nbytes)
+        with self._lock:
+            for segment in self._sizes.get(size, ()):
+                index = segment.slots.take()
+                if index >= 0:
+                    self._used = True
+                    break
+            else:
+                found = self.take(nbytes)
+                if isinstance(found, str):
+                    return found
+                segment, index = found
+        try:
+            segment.slots.fill(index, data)
+            ready = segment.announced or self._announce(segment)
+        except BaseException:
+            segment.slots.free(index)
+            raise
+        if not ready:
+            segment.slots.free(index)
+            return "unread"
+        return REFERENCE.pack(segment.number, IN_SLOT, PAGE + index * size, nbytes)
+
+    def _slot_size(self, nbytes: int) -> int:
+        if len(self._slot_sizes) >= _MOST_SIZES:
+            self._slot_sizes.clear()
+        size = self._slot_sizes[nbytes] = slot_size(nbytes)
+        return size
 
     def take(self, nbytes: int) -> tuple[SharedSegment, int] | str:
         """(a segment, the index of a slot in it, which is taken), or why there is none: "full",

@@ -14,6 +14,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from transfer.transports.shm.exported_blocks import ExportedBlocks
 from transfer.transports.shm.gpu_mappings import GpuMappings, WantedGpus
 from transfer.transports.shm.gpu_shares import GpuShare, GpuShares
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
-from transfer.transports.shm.segments import Arena, SharedSegment
+from transfer.transports.shm.segments import IN_SLOT, Arena, SharedSegment
 from transfer.transports.shm.shm_streams import ShmStreams
 from transfer.transports.sizes import LARGE
 from transfer.transports.uninterrupted import uninterrupted
@@ -55,7 +56,7 @@ ARENA = 256 << 20
 PATIENCE = 2.0
 
 #: the kind of a reference; the bits above hold a share's number
-_SLOT, _SHARED, _PRIVATE = 0, 1, 2
+_SHARED, _PRIVATE = 1, 2
 
 _WHY = {
     "full": "the peer holds all {limit} MiB of shared memory that one connection may have",
@@ -89,7 +90,7 @@ class ShmStream:
         self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- sent by this side
-        self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
+        self._arena = Arena(around.core, ARENA, self._carriers.budget, attend, _announcing(self))
         self._lending = ExportedBlocks(self._control)
         self._gpu_shares = GpuShares(self._control)
         #: payloads that the connection carried itself, by reason
@@ -150,38 +151,21 @@ class ShmStream:
                     parts = parts or Countdown(released, 1)
                     reference = self._share(blocks, data, size, several, parts)
                 if reference is None:
-                    reference = self._copy(data, size)
-                if reference is None:
-                    self.withdraw(placed)
-                    return None
+                    copied = self._arena.copy(data, size)
+                    if self._arena.dropped:
+                        self._report_dropped()
+                    if isinstance(copied, str):
+                        if not self._closed:
+                            self._refuse(copied)
+                        self.withdraw(placed)
+                        return None
+                    reference = copied
                 placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], reference))
                 saved += size - REFERENCE_SIZE
         except BaseException:
             self.withdraw(placed)
             raise
         return placed, released if parts is None else parts.ended, saved
-
-    def _copy(self, data: Any, size: int) -> bytes | None:
-        found = self._arena.take(size)
-        if isinstance(found, str):
-            if not self._closed:
-                self._refuse(found)
-            return None
-        if self._arena.dropped:
-            self._report_dropped()
-        segment, index = found
-        try:
-            segment.slots.fill(index, data)
-            ready = segment.announced or self._announce(segment)
-        except BaseException:
-            segment.slots.free(index)
-            raise
-        if not ready:
-            segment.slots.free(index)
-            if not self._closed:
-                self._refuse("unread")
-            return None
-        return REFERENCE.pack(segment.number, _SLOT, segment.offset(index), size)
 
     def _announce(self, segment: SharedSegment) -> bool:
         with self._lock:
@@ -252,7 +236,7 @@ class ShmStream:
     def _restored(self, frame: OutFrame) -> OutFrame | None:
         number, way, offset, size = REFERENCE.unpack(frame[4])
         data: Any
-        if way & 0xFF == _SLOT:
+        if way & 0xFF == IN_SLOT:
             found = self._arena.find(number, offset)
             data = found and found[0].lend(found[1], size)
         elif way & 0xFF == ON_GPU:
@@ -272,7 +256,7 @@ class ShmStream:
                 if way & 0xFF == ON_GPU:
                     with self._lock:
                         self._gpu_shares.cancel(way >> 8)
-                elif way & 0xFF != _SLOT:
+                elif way & 0xFF != IN_SLOT:
                     self._lending.cancel(way >> 8)
                 elif found := self._arena.find(number, offset):
                     found[0].free(found[1])
@@ -283,7 +267,7 @@ class ShmStream:
         """The payload as a region that owns its memory. Raises ProtocolError for an invalid reference,
         Broken after `close`."""
         number, way, offset, size = REFERENCE.unpack(reference)
-        if way == _SLOT:
+        if way == IN_SLOT:
             segment = self._segments.get(number) or self._known(self._segments, number)
             return segment.fetch(offset, size)
         kind, share = way & 0xFF, way >> 8
@@ -500,3 +484,14 @@ class ShmStream:
 
     def _unwatch(self) -> None:
         self._reactor.unregister(self._control.fd)
+
+
+def _announcing(stream: ShmStream) -> Callable[[SharedSegment], bool]:
+    """Tells the stream's peer of a segment, without keeping the stream."""
+    itself = weakref.ref(stream)
+
+    def announce(segment: SharedSegment) -> bool:
+        there = itself()
+        return there is not None and there._announce(segment)
+
+    return announce
