@@ -567,6 +567,296 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+def test_a_tensor_in_a_cycle(run):
+    program = """
+import gc
+
+def send(end):
+    end.until_wanted()
+    array = end.array(500, 1000)
+    tracker = end.socket.send_tensor(array, copy=False)
+    end.hear()
+    tracker.wait(PATIENCE)
+    array.close()
+
+def receive(end):
+    end.want()
+    class Node: pass
+    node = Node()
+    node.me, node.tensor = node, end.socket.recv_tensor(device="cuda:0")
+    del node
+    gc.collect()
+    end.tell()
+    until(lambda: not end.socket.peers())
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_a_handler_that_raises_while_it_is_fetched(run):
+    """At every line of it: the next call receives the same message."""
+    program = """
+import linecache
+
+class Raised(Exception): pass
+
+def send(end):
+    end.until_wanted()
+    array = end.array(500, 1000)
+    for byte in range(1, 31):
+        end.fill(array, byte)
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    lines = []
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_name != "fetch" or "gpu_mappings" not in frame.f_code.co_filename:
+            return None
+
+        def local(frame, event, argument):
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            # No handler runs between the end of a call and `return`.
+            if event == "line" and frame.f_lineno not in lines and "return" not in text:
+                lines.append(frame.f_lineno)
+                raise Raised
+            return local
+        return local
+
+    seen = []
+    while len(seen) < 30:
+        sys.settrace(trace)
+        try:
+            tensor = end.socket.recv_tensor(device="cuda:0")
+        except Raised:
+            continue
+        finally:
+            sys.settrace(None)
+        seen.append(*end.bytes_of(tensor))
+    assert seen == list(range(1, 31))
+    print(len(lines) >= 8)
+    end.tell()
+"""
+    assert run(HEAD + program + TAIL) == "True\n"
+
+
+@pytest.mark.parametrize("copy", ["None", "False"])
+def test_what_a_killed_receiver_never_saw_goes_to_the_next_one(run, copy):
+    program = f"""
+import multiprocessing
+
+def receiver(endpoint, pipe, first):
+    with transfer.Context() as context, context.socket(transfer.PULL) as pull:
+        pull.rcvtimeo, pull.rcvhwm = 3000, 2
+        builder = gpu_builder("cuda:0", None)
+        pull._want_gpu(builder.uuid, builder.index)
+        pull.bind(endpoint)
+        pipe.send(pull.last_endpoint)
+        if first:
+            pipe.recv()
+            pull.recv_tensor(device="cuda:0")
+            pipe.send(1)
+            time.sleep(PATIENCE)
+        count = 0
+        try:
+            while True:
+                try:
+                    pull.recv_tensor(device="cuda:0")
+                    count += 1
+                except TensorMismatch:
+                    pull.recv()
+        except Again:
+            pipe.send(count)
+
+if __name__ == "__main__":
+    with transfer.Context() as context, context.socket(transfer.PUSH) as push:
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=receiver, args=("tcp://127.0.0.1:0", theirs, True))
+        process.start()
+        endpoint = ours.recv()
+        push.sndhwm, push.sndtimeo = 50, 500
+        push.connect(endpoint)
+        push.wait_for_peers(1, timeout=PATIENCE)
+        end = End(push, None)
+        end.until_wanted()
+        sent = 0
+        try:
+            for _ in range(30):
+                push.send_tensor(end.array(500, 1000), copy={copy})
+                sent += 1
+                for _ in range(3):
+                    push.send(bytes(60000))  # so that they wait in the queue
+        except Again:
+            pass
+        ours.send(0)
+        ours.recv()
+        process.kill()
+        process.join()
+        process = spawn.Process(target=receiver, args=(endpoint, theirs, False))
+        process.start()
+        ours.recv()
+        received = ours.recv()
+        process.join()
+        print(sent - received <= 4 < sent, flush=True)
+"""
+    assert run(HEAD + program) == "True\n", "all but what the killed one may have had"
+
+
+def test_a_receiver_that_closes_frees_what_it_never_took(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    arrays = [end.array(500, 1000) for _ in range(3)]
+    trackers = [end.socket.send_tensor(array, copy=False) for array in arrays]
+    end.hear()
+    until(lambda: [tracker.done for tracker in trackers] == [False, True, True])
+    end.tell()
+    until(lambda: trackers[0].done)
+    end.tell()
+    [array.close() for array in arrays]
+
+def receive(end):
+    end.want()
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    end.socket.close()
+    end.tell()
+    end.hear()
+    del tensor
+    end.hear()
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_each_context_gives_its_blocks_back(run, null_name):
+    program = """
+def send(end):
+    endpoint = end.hear()
+    array = end.array(500, 1000)
+    for _ in range(6):
+        with transfer.Context() as context, context.socket(transfer.PUSH) as push:
+            push.connect(endpoint)
+            push.wait_for_peers(1, timeout=PATIENCE)
+            End(push, None).until_wanted()
+            push.send_tensor(array)
+            end.hear()
+        print(len(null_driver.left(NAME)), flush=True)
+    end.tell()
+    array.close()
+
+def receive(end):
+    end.want()
+    end.tell(end.socket.last_endpoint)
+    for _ in range(6):
+        end.socket.recv_tensor(device="cuda:0")
+        end.tell()
+    end.hear()
+"""
+    head = HEAD + f"from tests.cuda import null_driver\nNAME = {null_name!r}\n"
+    assert run(head + program + TAIL).splitlines() == ["1"] * 6
+
+
+def test_the_last_tensors_in_several_threads(run):
+    program = """
+import threading
+
+def send(end):
+    end.until_wanted()
+    array = end.array(500, 1000)
+    for _ in range(40):
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    tensors = [end.socket.recv_tensor(device="cuda:0") for _ in range(40)]
+    end.socket.close()
+    end.socket.context.destroy()
+    parts = [tensors[at::4] for at in range(4)]
+    del tensors
+    threads = [threading.Thread(target=part.clear) for part in parts]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    end.tell()
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_no_room_for_the_trial(run):
+    program = """
+import ctypes
+
+def send(end):
+    until(lambda: end.socket._tensor_capabilities(0).maps_gpus)
+    array = end.array(500, 1000)
+    ctypes.CDLL(None).setenv(b"NULL_CUDA_MEMORY", b"2000000", 1)
+    end.fill(array, 4)
+    end.socket.send_tensor(array)
+    end.socket.send_tensors({"a": array})
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {4}
+    tensors, _ = end.socket.recv_tensors(device="cuda:0")
+    assert end.bytes_of(tensors["a"]) == {4}
+    end.tell()
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_wrong_descriptions_and_devices(run):
+    program = """
+class Described:
+    def __init__(self, interface):
+        self.__cuda_array_interface__ = interface
+
+def send(end):
+    array = end.array(500, 1000)
+    right = array.__cuda_array_interface__
+    wrong = [{}, 5, right | {"data": None}, right | {"shape": None}, right | {"typestr": "bogus"},
+             right | {"stream": "x"}, right | {"shape": (-1, 500)}, right | {"shape": (500.0, 1000)},
+             right | {"strides": (4,)}, right | {"shape": (500, 2000)}, right | {"data": (12345, False)},
+             right | {"strides": (8000, 4)}]
+    for one in wrong:
+        for call in (end.socket.send_tensor, lambda tensor: end.socket.send_tensors({"a": tensor})):
+            try:
+                call(Described(one))
+                print("taken", one)
+            except NotATensor:
+                pass
+    end.tell()
+    array.close()
+
+def receive(end):
+    array = end.array(500, 1000)
+    right = array.__cuda_array_interface__
+    devices = ["cuda:99999999999999999999", "cuda:2147483648", 10**30, "", ":0", "cuda0", "cuda:", True, -1]
+    for device in devices:
+        try:
+            end.socket.recv_tensor(device=device)
+            print("taken", device)
+        except ArgumentError:
+            pass
+    try:
+        end.socket.recv_tensor(device="cuda:5")
+    except DeviceError:
+        pass
+    for one in ({}, right | {"data": (array.pointer + 10000, False)}, right | {"typestr": "x"}):
+        try:
+            end.socket.recv_tensor(out=Described(one))
+            print("taken", one)
+        except (NotATensor, TensorMismatch):
+            pass
+    end.hear()
+    array.close()
+"""
+    assert run(HEAD + program + TAIL) == ""
+
+
 def test_nothing_grows(run):
     program = """
 def send(end):

@@ -350,6 +350,8 @@ def test_loans_end_when_the_peer_is_gone(ends, core):
     on_release = ReleaseCallback()
     sent(sender, region, hold=True, released=on_release)[1](None)
     receiver.carrier.end()
+    assert not eventually(lambda: on_release.heard, 0.1), "what it never saw may still go to another peer"
+    sender.carrier.close()
     assert eventually(lambda: on_release.heard == [None])
 
 

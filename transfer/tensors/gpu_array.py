@@ -6,6 +6,7 @@ torch, CuPy and numba read them in place: `torch.as_tensor(array)`, `cupy.asarra
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -77,9 +78,20 @@ def copy_in(context: Any, pointer: int, source: memoryview, stream: int) -> None
 
 def export_array(array: Any) -> tuple[int, bytes, Flat | None]:
     """(flags, header, memory or None) of an object with `__cuda_array_interface__`. Raises NotATensor."""
+    try:
+        return _export(array)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, struct.error) as error:
+        why = f"{type(error).__name__} {error}"
+        raise NotATensor(f"{type(array).__name__}: its __cuda_array_interface__ is broken: {why}") from error
+
+
+def _export(array: Any) -> tuple[int, bytes, Flat | None]:
     interface = array.__cuda_array_interface__
     memory = gpu.described(array)
-    assert memory is not None
+    if memory is None:
+        raise TypeError("it is no mapping")
+    if any(length < 0 for length in interface["shape"]):
+        raise ValueError("a negative length")
     code, text, itemsize = dtypes.describe_numpy(numpy_dtype(interface))
     if interface.get("mask") is not None:
         raise NotATensor(f"{type(array).__name__} has a mask")
@@ -91,8 +103,11 @@ def export_array(array: Any) -> tuple[int, bytes, Flat | None]:
         raise NotATensor(f"{type(array).__name__}: no GPU of this process has its memory")
     spec = TensorSpec(code, tuple(interface["shape"]), itemsize, None, text, (gpu.CUDA, index or 0))
     flags, header = pack(spec)
-    if index is None:
+    if index is None or not memory.nbytes:
         return flags, header, None
+    begin, size = driver.range_of(memory.pointer)
+    if begin and memory.pointer + memory.nbytes > begin + size:
+        raise NotATensor(f"{type(array).__name__}: {memory.nbytes} bytes reach beyond its allocation")
     return flags, header, Flat(array, replace(memory, index=index), driver.context(index))
 
 
@@ -113,8 +128,8 @@ class Flat:
     def fill(self, data: Any) -> None:
         """Copies a payload there, in the order of the array's stream."""
         if is_payload(data):
-            data.use(self.array, self.stream)
-            data.context.copy(self.memory.pointer, data.pointer, data.nbytes, self.stream)
+            data.use(self.array, self.stream, self.context)
+            self.context.copy(self.memory.pointer, data.pointer, data.nbytes, self.stream)
         else:
             copy_in(self.context, self.memory.pointer, data, self.stream)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -12,6 +13,8 @@ from transfer.tensors.gpu_array import DEFAULT_STREAM, GpuArray, OwnMemory, copy
 from transfer.transports import cuda
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import DeviceError, NotATensor, NotSupported, TensorMismatch
+
+_DEVICE = re.compile(r"cuda(?::(\d{1,4}))?|(\d{1,4})", re.ASCII)
 
 
 class GpuBuilder:
@@ -106,9 +109,10 @@ def gpu_builder(device: Any, like: Any) -> Any:
     name = str(device)
     if name == "cpu":
         return builder_for(like)
-    number = name.removeprefix("cuda").removeprefix(":") or "0"
-    if not number.isascii() or not number.isdigit():
+    named = _DEVICE.fullmatch(name)
+    if named is None or isinstance(device, bool):
         raise wrong("device", device, '"cuda:0", the number of a GPU, or "cpu"')
+    number = named[1] or named[2] or "0"
     if like is None:
         return GpuBuilder(int(number))
     cupy = sys.modules.get("cupy")

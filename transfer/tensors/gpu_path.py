@@ -123,7 +123,10 @@ def _on_gpu(tensor: Any) -> tuple[int, bytes, Any]:
 
 def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     """Returns the decision of `gpu.decide` on this machine; logs its warning once."""
-    memory = gpu.described(tensor)
+    try:
+        memory = gpu.described(tensor)
+    except (AttributeError, KeyError, TypeError, ValueError):  # what is wrong says its export
+        memory = None
     if memory is None:
         return gpu.Way(gpu.GpuRoute.STAGING, "nothing is known of its memory")
     driver = cuda.load() if memory.kind == gpu.CUDA else None

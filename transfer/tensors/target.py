@@ -186,10 +186,10 @@ class ArrayTarget:
     on_gpu = True
 
     def __init__(self, out: Any) -> None:
-        if out.__cuda_array_interface__["data"][1]:
-            raise TensorMismatch("out= is read-only")
         self.out = out
         self._flat = export_array(out)[2]
+        if out.__cuda_array_interface__["data"][1]:
+            raise TensorMismatch("out= is read-only")
         self._dtype = numpy_dtype(out.__cuda_array_interface__)
 
     def check(self, recipe: Recipe) -> None:

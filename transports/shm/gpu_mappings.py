@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +22,8 @@ MOST_BLOCKS = 4096
 _UUID, _HANDLE = 16, 64
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE = "CAPTURE"
+#: seconds that a finalizer waits for a capture to end
+_PATIENCE = 2.0
 
 
 logger = logging.getLogger("transfer")
@@ -53,6 +58,7 @@ class MappedGpuBlock:
         self.context: Any = None
         self.pointer = 0
         self.ready: Any = None
+        self._event: Any = None
         #: shares that are in use
         self.borrowed: set[int] = set()
         self.leaving = False
@@ -71,6 +77,14 @@ class MappedGpuBlock:
             context.unmap(pointer)
             raise
         self.context, self.pointer = context, pointer
+        self._event = GpuEvent  # a finalizer at the interpreter's end can import nothing
+
+    def recorded(self, used: tuple[Any, int, Any]) -> Any:
+        """An event of the moment when the last use of a payload is done. Raises DeviceError."""
+        _, stream, context = used
+        event = self._event(context)
+        event.record(stream)
+        return event
 
     def unmap(self) -> None:
         """Idempotent."""
@@ -97,6 +111,8 @@ class GpuMappings:
         #: (event, block, share, what keeps the stream): the peer is told when the event is done
         self._working: list[tuple[Any, int, int, Any]] = []
         self._last: Callable[[], None] | None = None
+        self._finishing = threading.Lock()
+        self._pid = os.getpid()
 
     def __bool__(self) -> bool:
         """This side sees payloads, or has to report their end."""
@@ -136,9 +152,11 @@ class GpuMappings:
         """The payload, a GpuPayload. Raises ProtocolError."""
         from transfer.transports.core.native.gpu_payload import GpuPayload
 
-        block = self.blocks[number]
-        if not 0 < size <= block.size - offset or share in block.borrowed:
-            raise ProtocolError("reference", f"{size} bytes at {offset} of a GPU's block of {block.size}")
+        block = self.blocks.get(number)
+        if block is None or not 0 < size <= block.size - offset:
+            raise ProtocolError("reference", f"{size} bytes at {offset} are not of a block of a GPU")
+        if share in block.borrowed:
+            raise ProtocolError("reference", "a payload on a GPU that is still in use here")
         driver = cuda.load()
         try:
             if driver is None:
@@ -147,24 +165,33 @@ class GpuMappings:
                 block.map(driver, self.wanted[block.uuid])
         except DeviceError as error:
             raise ProtocolError("reference", f"a payload on a GPU cannot be mapped: {error}") from error
-        block.borrowed.add(share)
-        ended = partial(self.ended, number, share)
-        return GpuPayload(block.context, block.pointer + offset, size, block.ready, self._pool, ended)
+        try:
+            block.borrowed.add(share)
+            made = (block.context, block.pointer + offset, size, block.ready, self._pool)
+            ended = partial(self.ended, number, share)
+            # `map`: a signal handler that raised after the call would drop the payload, and release it.
+            [payload] = map(GpuPayload, *((one,) for one in (*made, ended)))
+        except BaseException:
+            block.borrowed.discard(share)
+            raise
+        return payload
 
     def ended(self, number: int, share: int, used: Any) -> None:
         """A payload is deleted: in any statement of any thread."""
+        if self._pid != os.getpid():
+            return
         self._ended.append((number, share, used))
         if self._last is None:
             self._attend(True)
         else:
-            self.finish(self._last)
+            self._finish()
 
     def go_on(self) -> None:
         """Reports the payloads whose work is done to the peer."""
         while self._ended:
             number, share, used = self._ended[0]
             try:
-                event = None if used is None else _recorded(self.blocks[number].context, used[1])
+                event = None if used is None else self.blocks[number].recorded(used)
             except DeviceError as error:
                 if _CAPTURE in str(error):
                     break
@@ -209,25 +236,31 @@ class GpuMappings:
         """There is no reactor any more: waits for the work on deleted payloads, here and at the end of the
         others. last: called when there are none."""
         self._last = last
+        self._finish()
+
+    def _finish(self) -> None:
+        limit = time.monotonic() + _PATIENCE
         while self._ended or self._working:
-            for event, *_ in self._working:
-                if event is not None:
-                    with suppress(DeviceError):
-                        event.synchronize()
-            self.go_on()
-        if not self:
+            # If another thread is here, it checks again afterwards.
+            if not self._finishing.acquire(blocking=False):
+                return
+            try:
+                for event, *_ in list(self._working):
+                    if event is not None:
+                        with suppress(DeviceError):
+                            event.synchronize()
+                self.go_on()
+            finally:
+                self._finishing.release()
+            if self._ended and time.monotonic() > limit:  # its stream is being captured into a graph
+                return
+        if not self and self._last is not None:
             self.close()
-            last()
+            self._last()
 
     def close(self) -> None:
-        """The connection has ended: only what is in use stays mapped."""
-        for number in list(self.blocks):
+        """The connection has ended: only what is in use stays mapped, and the peer learns what never was."""
+        for number, block in list(self.blocks.items()):
+            if block.lent and not block.borrowed:
+                self._control.send(control_channel.GPU_UNMAPPED, number, True)
             self.forget(number)
-
-
-def _recorded(context: Any, stream: int) -> Any:
-    from transfer.transports.core.native.cuda import GpuEvent
-
-    event = GpuEvent(context)
-    event.record(stream)
-    return event

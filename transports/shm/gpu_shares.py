@@ -99,7 +99,7 @@ class GpuShares:
         self._leaving: set[int] = set()
         self._shares: dict[int, GpuShare] = {}
         self._total = 0
-        self._used = False
+        self._used = self._closed = False
 
     @property
     def seen(self) -> bool:
@@ -151,21 +151,29 @@ class GpuShares:
         if driver is None or uuid not in self.wanted:
             raise RegistrationError("gpu", "the peer wants no memory of this GPU")
         if uuid not in self._tried:
-            block = GpuBlock(driver, next(self._numbers), index, _TRIED)
             try:
-                self._announce(block, control_channel.TRY)
-            except BaseException:
-                block.free()
-                raise
-            self._blocks[block.number] = block
-            self._tried[uuid] = block.number
+                self._try(driver, uuid, index)
+            except DeviceError as error:
+                raise RegistrationError("gpu", f"the peer cannot try memory of this GPU: {error}") from error
         if self._tried[uuid] is not True:
             raise RegistrationError("gpu_tried", "the peer still tries to map memory of this GPU")
+
+    def _try(self, driver: cuda.Cuda, uuid: bytes, index: int) -> None:
+        block = GpuBlock(driver, next(self._numbers), index, _TRIED)
+        try:
+            self._announce(block, control_channel.TRY)
+        except BaseException:
+            block.free()
+            raise
+        self._blocks[block.number] = block
+        self._tried[uuid] = block.number
 
     def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> tuple[GpuBlock, int] | None:
         """(the allocation that has this memory, the offset), or None: only a copy of it can be mapped."""
         begin, size = driver.range_of(payload.pointer)
-        if not begin or not driver.attributes(payload.pointer).get(gpu.IS_LEGACY_IPC_CAPABLE):
+        if not begin or payload.pointer + payload.nbytes > begin + size:
+            return None
+        if not driver.attributes(payload.pointer).get(gpu.IS_LEGACY_IPC_CAPABLE):
             return None
         block = GpuBlock(driver, next(self._numbers), payload.index, size, lent=begin)
         self._blocks[block.number] = block
@@ -237,6 +245,8 @@ class GpuShares:
             self._blocks.pop(share.block.number, None)
         elif share is not None:
             self._idle.append(share.block)
+            if self._closed:
+                self._give_up(share.block.size)
         return share
 
     # -- the end of blocks
@@ -257,20 +267,24 @@ class GpuShares:
             else:
                 self._free(block)
 
-    def unmapped(self, number: int, well: bool) -> None:
-        """The peer does not map a block any more, or, not `well`, never could."""
+    def unmapped(self, number: int, well: bool) -> list[GpuShare]:
+        """The peer does not map a block any more, or, not `well`, never could: whom to inform that it never
+        took what was there."""
         block = self._blocks.get(number)
         if block is None:
-            return
+            return []
         if block.size == _TRIED:
             self._tried[block.uuid] = well
-            self._free(block)
             if not well:
                 self.wanted.discard(block.uuid)
                 logger.warning(_CANNOT_MAP, block.context.index)
-        elif number in self._leaving:
-            self._leaving.remove(number)
-            self._free(block)
+        left = [one for one, share in list(self._shares.items()) if share.block is block]
+        shares = [self._shares.pop(one) for one in left]
+        if block in self._idle:
+            self._idle.remove(block)
+        self._leaving.discard(number)
+        self._free(block)
+        return shares
 
     def _free(self, block: GpuBlock) -> None:
         if self._blocks.pop(block.number, None) is not None and not block.lent and block.size != _TRIED:
@@ -279,6 +293,7 @@ class GpuShares:
 
     def close(self) -> None:
         """Nothing is placed any more: the peer is asked to give up what it does not use."""
+        self._closed = True
         self.wanted.clear()
         self._give_up(self._total)
 
@@ -296,7 +311,7 @@ class GpuShares:
         process ends: to free it is undefined."""
         if self._shares:
             logger.warning(_STILL_SEEN, len(self._shares))
-        ended = self._end_shares()
+        ended, self._shares = list(self._shares.values()), {}
         for block in list(self._blocks.values()):
             if not block.announced:
                 self._free(block)

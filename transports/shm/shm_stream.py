@@ -52,8 +52,8 @@ _ANNOUNCEMENTS = (control_channel.SEGMENT, control_channel.BLOCK, control_channe
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
-#: seconds of `end`
-PATIENCE = 2.0
+#: seconds of `end` for payloads that the peer sees, and for its answer that it has unmapped the others
+PATIENCE, _ANSWER = 2.0, 0.5
 
 #: the kind of a reference; the bits above hold a share's number
 _SHARED, _PRIVATE = 1, 2
@@ -87,6 +87,7 @@ class ShmStream:
         self._lock = threading.RLock()
         self._closed = False
         self._ended = False
+        self._peer_gone = False
         self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- sent by this side
@@ -344,23 +345,29 @@ class ShmStream:
         """Reads all announcements and reports. Raises ProtocolError, OutOfDescriptors."""
         ended = []
         shown: list[GpuShare] = []
+        never: list[GpuShare] = []
         try:
             with self._lock:
                 for message in self._control.read():
                     if message is None:  # the peer is gone and sees no memory any more
                         self._unwatch()
-                        ended = self._lending.numbers()
-                        shown += self._gpu_shares.peer_gone()
+                        self._peer_gone = True
+                        if self._closed:
+                            ended = self._lending.numbers()
+                            shown += self._gpu_shares.peer_gone()
                     elif message.kind == control_channel.RELEASED:
                         ended.append(message.size)
                     elif message.kind == control_channel.GPU_RELEASED:
                         shown += self._gpu_shares.end(message.size)
+                    elif message.kind == control_channel.GPU_UNMAPPED:
+                        never += self._gpu_shares.unmapped(message.number, bool(message.size))
                     else:
                         self._handle(message)
         finally:
             for number in ended:
                 self._lending.end(number, None)
             self._inform(shown, None)
+            self._inform(never, Broken("the peer ended before it took this message"))
 
     def _inform(self, ended: list[GpuShare], error: BaseException | None) -> None:
         for share in ended:
@@ -395,10 +402,8 @@ class ShmStream:
             self._gpu_shares.want(b"".join(words))
         elif message.kind == control_channel.GPU_BLOCK:
             self._gpu_mappings.announced(message.number, message.size, message.slot, message.handles)
-        elif message.kind == control_channel.GPU_FORGET:
-            self._gpu_mappings.forget(message.number)
         else:
-            self._gpu_shares.unmapped(message.number, bool(message.size))
+            self._gpu_mappings.forget(message.number)
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
         """Reports a fatal error to the connection's owner, in the reactor's thread."""
@@ -416,6 +421,12 @@ class ShmStream:
             self._closed = True
             self._unmap()
             self._gpu_shares.close()
+            # Not before: what the peer never saw is taken back until here.
+            ended = self._lending.numbers() if self._peer_gone else []
+            shown = self._gpu_shares.peer_gone() if self._peer_gone else []
+        for number in ended:
+            self._lending.end(number, None)
+        self._inform(shown, None)
         self._on_failure = None
         self._arena.close()
         self.go_on()
@@ -453,12 +464,15 @@ class ShmStream:
         self._carriers.remove(self)
 
     def _await_gpu_releases(self) -> None:
-        if not self._gpu_shares.seen:
+        if not self._gpu_shares or self._peer_gone or self._pid != os.getpid():
             return
-        limit = time.monotonic() + PATIENCE
+        begin = time.monotonic()
         control = select.poll()
         control.register(self._control.fd, select.POLLIN)
-        while self._gpu_shares.seen and time.monotonic() < limit and self._pid == os.getpid():
+        while self._gpu_shares and not self._peer_gone:
+            waited = time.monotonic() - begin
+            if waited > (PATIENCE if self._gpu_shares.seen else _ANSWER):
+                return
             control.poll(20)
             if self._pumped() is not None:
                 return

@@ -189,9 +189,10 @@ cdef class GpuEvent:
         leave()
         check(code, "recording an event of all streams")
 
-    def wait_in(self, size_t stream):
-        """Work that the stream gets from now on waits for the moment. Does not wait itself."""
-        self.owner.enter()
+    def wait_in(self, size_t stream, GpuContext where=None):
+        """Work that the stream gets from now on waits for the moment. Does not wait itself. where: the
+        context of the stream, if it is another GPU's."""
+        (self.owner if where is None else where).enter()
         code = cuda.cuStreamWaitEvent(<void*> stream, self.event, 0)
         leave()
         check(code, "waiting for an event in a stream")

@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """A payload in memory of a GPU, as a frame's data."""
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t
 
@@ -10,6 +11,8 @@ from transfer.transports.core.native.pool cimport Lease, Pool
 from transfer.transports.core.native.cuda import GpuStream
 
 
+# As Region: the collector would clear `released` before the end.
+@cython.no_gc
 cdef class GpuPayload:
     """Bytes that another process has left in memory of a GPU, until this is deleted.
 
@@ -36,10 +39,12 @@ cdef class GpuPayload:
         self.pool = pool
         self.released = released
 
-    def use(self, stream, size_t number):
-        """Work that a stream gets from now on may use the memory. stream: kept as long as that takes."""
-        self.ready.wait_in(number)
-        self.used = (stream, number)
+    def use(self, stream, size_t number, GpuContext where=None):
+        """Work that a stream gets from now on may use the memory. stream: kept as long as that takes. where:
+        the context of the stream, if it is another GPU's."""
+        cdef GpuContext context = self.context if where is None else where
+        self.ready.wait_in(number, context)
+        self.used = (stream, number, context)
 
     def __len__(self):
         return self.nbytes
