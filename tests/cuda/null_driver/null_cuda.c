@@ -106,16 +106,20 @@ static long number(const char *variable, long otherwise) {
     return text && *text ? atol(text) : otherwise;
 }
 
-/* A killed process that was not waited for yet has no memory mapped. */
+/* A process that ends has no memory mapped, although its parent has not waited for it, nor the kernel closed all
+   of its files. */
 static int alive(pid_t pid) {
-    char path[32], line[256] = "";
+    enum { EXITING = 4 };               /* PF_EXITING of the kernel */
+    char path[32], line[512] = "", state = 'Z';
+    unsigned flags = EXITING;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *file = fopen(path, "r");
     if (!file) return 0;
     char *read = fgets(line, sizeof line, file);
     fclose(file);
-    char *state = read ? strrchr(line, ')') : NULL;
-    return state && state[2] != 'Z' && state[2] != 'X';
+    char *name_end = read ? strrchr(line, ')') : NULL;
+    if (name_end) sscanf(name_end + 2, "%c %*d %*d %*d %*d %*d %u", &state, &flags);
+    return state != 'Z' && state != 'X' && !(flags & EXITING);
 }
 
 static void complete(struct shared_event *event, uint64_t moment) {
