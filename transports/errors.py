@@ -290,8 +290,9 @@ class DeviceError(InternalError):
 
 
 class RegistrationError(InternalError):
-    """Memory could not be registered with a device. `reason` is a short constant word: memlock, keys,
-    memory, read_only, address, permission, peermem, dmabuf, unsupported, register."""
+    """Memory could not be registered with a device, or shown to a peer. `reason` is a short constant word:
+    memlock, keys, memory, read_only, address, permission, peermem, dmabuf, unsupported, register; gpu,
+    gpu_tried."""
 
     errno = _errno.ENOMEM
 
