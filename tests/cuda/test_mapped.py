@@ -567,6 +567,28 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+def test_the_numbers_of_payloads_begin_again(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    array = end.array(200, 200)
+    [stream] = end.socket._streams()
+    stream.carrier._gpu_shares._share = (1 << 24) - 3
+    for byte in range(1, 9):
+        end.fill(array, byte)
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    kept = [end.socket.recv_tensor(device="cuda:0") for _ in range(8)]
+    assert [end.bytes_of(one) for one in kept] == [{byte} for byte in range(1, 9)]
+    end.tell()
+"""
+    run(HEAD + program + TAIL)
+
+
 def test_a_tensor_in_a_cycle(run):
     program = """
 import gc

@@ -12,7 +12,8 @@ from transfer.transports.shm.blocks import Block, Blocks, Loan
 from transfer.transports.shm.control_channel import ControlChannel
 from transfer.transports.shm.mappings import MOST_BLOCKS
 
-_SHARE_BITS = 24
+#: of a share's number in a reference
+SHARE_BITS = 24
 
 
 class Share(NamedTuple):
@@ -47,8 +48,8 @@ class ExportedBlocks:
             return None
         number = self._number
         while not number or number in self._shares:
-            number = (number + 1) % (1 << _SHARE_BITS)
-        self._number = (number + 1) % (1 << _SHARE_BITS)
+            number = (number + 1) % (1 << SHARE_BITS)
+        self._number = (number + 1) % (1 << SHARE_BITS)
         parts.left += 1
         self._announced[loan.block.number] = self._announced.pop(loan.block.number)
         self._shares[number] = Share(blocks, loan, parts, data)

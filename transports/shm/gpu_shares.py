@@ -20,6 +20,7 @@ from transfer.transports.countdown import Countdown
 from transfer.transports.errors import Broken, DeviceError, ProtocolError, RegistrationError
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.control_channel import ControlChannel
+from transfer.transports.shm.exported_blocks import SHARE_BITS
 from transfer.transports.shm.segments import slot_size
 
 #: bytes of one connection's blocks on all GPUs
@@ -92,7 +93,9 @@ class GpuShares:
         self.wanted: set[bytes] = set()
         #: whether the peer can map memory of a GPU; the number of the block that it tries
         self._tried: dict[bytes, bool | int] = {}
+        #: of blocks
         self._numbers = itertools.count(1)
+        self._share = 0
         self._blocks: dict[int, GpuBlock] = {}
         self._idle: list[GpuBlock] = []
         #: the peer was asked to give them up
@@ -125,7 +128,7 @@ class GpuShares:
         driver = cuda.load()
         assert driver is not None
         self._used = True
-        number = next(self._numbers)
+        number = self._next_share()
         try:
             lent = self._lent(driver, payload) if lend else None
             block, offset = lent or (self._block(driver, payload), 0)
@@ -144,6 +147,14 @@ class GpuShares:
             parts.left += 1
         self._shares[number] = GpuShare(block, parts, payload)
         return REFERENCE.pack(block.number, ON_GPU | number << 8, offset, payload.nbytes)
+
+    def _next_share(self) -> int:
+        """A number that no share has; it travels in 24 bits."""
+        number = self._share
+        while not number or number in self._shares:
+            number = (number + 1) % (1 << SHARE_BITS)
+        self._share = (number + 1) % (1 << SHARE_BITS)
+        return number
 
     def check(self, uuid: bytes, index: int) -> None:
         """Raises RegistrationError unless the peer maps memory of this GPU: "gpu_tried" while it tries."""
