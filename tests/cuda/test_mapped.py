@@ -567,6 +567,38 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+def test_a_map_that_fails_later(run):
+    """The caller gets the error, and the message when it works again."""
+    program = """
+import ctypes
+
+def send(end):
+    end.until_wanted()
+    array = end.array(300, 400)
+    for byte in (1, 2):
+        end.fill(array, byte)
+        end.socket.send_tensor(array)
+    end.hear()
+    array.close()
+
+def receive(end):
+    end.want()
+    first = end.socket.recv_tensor(device="cuda:0")  # so that the next one has another block
+    assert end.bytes_of(first) == {1}
+    setenv = ctypes.CDLL(None).setenv
+    setenv(b"NULL_CUDA_IPC", b"0", 1)
+    for call in (lambda: end.socket.recv_tensor(device="cuda:0"), end.socket.recv):
+        try:
+            call()
+        except DeviceError as error:
+            print(error)
+    setenv(b"NULL_CUDA_IPC", b"1", 1)
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {2}
+    end.tell()
+"""
+    assert run(HEAD + program + TAIL) == "mapping memory of another process: CUDA_ERROR_MAP_FAILED\n" * 2
+
+
 def test_the_numbers_of_payloads_begin_again(run):
     program = """
 def send(end):

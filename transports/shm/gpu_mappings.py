@@ -149,7 +149,8 @@ class GpuMappings:
         return False
 
     def fetch(self, number: int, share: int, offset: int, size: int) -> Any:
-        """The payload, a GpuPayload. Raises ProtocolError."""
+        """The payload, a GpuPayload. Raises ProtocolError; DeviceError if it cannot be mapped now: the message
+        is not read."""
         from transfer.transports.core.native.gpu_payload import GpuPayload
 
         block = self.blocks.get(number)
@@ -158,13 +159,10 @@ class GpuMappings:
         if share in block.borrowed:
             raise ProtocolError("reference", "a payload on a GPU that is still in use here")
         driver = cuda.load()
-        try:
-            if driver is None:
-                raise DeviceError("no_cuda", "there is no CUDA driver")
-            if not block.pointer:
-                block.map(driver, self.wanted[block.uuid])
-        except DeviceError as error:
-            raise ProtocolError("reference", f"a payload on a GPU cannot be mapped: {error}") from error
+        if driver is None:
+            raise DeviceError("no_cuda", "there is no CUDA driver")
+        if not block.pointer:
+            block.map(driver, self.wanted[block.uuid])
         try:
             block.borrowed.add(share)
             made = (block.context, block.pointer + offset, size, block.ready, self._pool)
