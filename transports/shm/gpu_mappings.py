@@ -149,8 +149,8 @@ class GpuMappings:
         return False
 
     def fetch(self, number: int, share: int, offset: int, size: int) -> Any:
-        """The payload, a GpuPayload. Raises ProtocolError; DeviceError if it cannot be mapped now: its message
-        stays unread."""
+        """The payload, a GpuPayload. Raises ProtocolError, and DeviceError if it cannot be mapped now: its
+        message stays unread."""
         from transfer.transports.core.native.gpu_payload import GpuPayload
 
         block = self.blocks.get(number)
