@@ -301,6 +301,65 @@ def receive(end):
     assert run(HEAD + STATE + program + TAIL, **SLOW) == "True\n"
 
 
+@pytest.mark.parametrize("versioned", [False, True])
+def test_libraries_that_only_have_dlpack(run, versioned):
+    program = f"""
+from tests.cuda.null_driver import Capsules
+from transfer.transports.core.native import cuda as cuda_of, dlpack
+
+def send(end):
+    end.until_wanted()
+    array = end.array(300, 400, typestr="<i8")
+    for number, copy in enumerate((None, False), 1):
+        end.fill(array, number, delay=0.02)
+        given = Capsules(array, 0, 64, {versioned})
+        tracker = end.socket.send_tensor(given, copy=copy)
+        assert set(given.asked) == {{1}}
+        if tracker:
+            tracker.wait(PATIENCE)
+    end.hear()
+    for wrong in (Capsules(array, 3, 64), Capsules(array, 0, 48)):
+        try:
+            end.socket.send_tensor(wrong)
+        except NotATensor as error:
+            print(error)
+    array.close()
+
+def receive(end):
+    end.want()
+    for number in (1, 2):
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        assert tensor.__dlpack_device__() == (2, 0)
+        stream = cuda_of.GpuStream(end.context)
+        end.fill(Pointer(tensor), 9, delay=0.05)  # work of the default stream, which the other one has to see
+        version = (1, 0) if {versioned} else None
+        capsule = tensor.__dlpack__(stream=stream.number, max_version=version)
+        pointer, *rest = dlpack.read(capsule)
+        assert rest == [2, 0, 0, 64, (300, 400), (400, 1)]
+        copy = end.array(300, 400, typestr="<i8")
+        end.context.copy(copy.pointer, pointer, copy.nbytes, stream.number)
+        end.context.synchronize(stream.number)
+        assert end.null.peek(copy.pointer, 8) == bytes([9]) * 8
+        copy.close()
+        for wrong in ({{"copy": True}}, {{"dl_device": (1, 0)}}):
+            try:
+                tensor.__dlpack__(**wrong)
+                print("given")
+            except BufferError:
+                pass
+        del tensor, capsule
+    end.tell()
+
+class Pointer:
+    def __init__(self, tensor):
+        self.pointer, self.nbytes = tensor.__cuda_array_interface__["data"][0], tensor.nbytes
+"""
+    assert run(HEAD + program + TAIL).splitlines() == [
+        "Capsules has elements of kind 3 with 64 bits",
+        "Capsules has elements of kind 0 with 48 bits",
+    ]
+
+
 def test_gpus_with_other_numbers(run):
     """The receiver sees the second GPU alone, as its first."""
     program = """

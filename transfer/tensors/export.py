@@ -12,9 +12,10 @@ from pickle import PickleBuffer
 from typing import Any, Final
 
 from transfer.tensors import device, dtypes
-from transfer.tensors.gpu_array import Flat, export_array
+from transfer.tensors.gpu_array import Flat, export_array, export_capsule
 from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
 from transfer.transports.errors import NotATensor, NotSupported, missing_library
+from transfer.transports.gpu import CUDA
 
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
@@ -197,18 +198,31 @@ def _dense(tensor: Any) -> tuple[Any, Any]:
 
 
 def on_device(tensor: Any) -> bool:
-    """Whether it is a tensor in a GPU's memory: of torch, CuPy, or with `__cuda_array_interface__` alone."""
+    """Whether it is in a GPU's memory: of torch, CuPy, by `__cuda_array_interface__` or DLPack."""
     cuda = getattr(tensor, "is_cuda", None)
     if cuda is not None:
         return bool(cuda)
-    return device.is_cupy(tensor) or hasattr(tensor, "__cuda_array_interface__")
+    return device.is_cupy(tensor) or hasattr(tensor, "__cuda_array_interface__") or _only_dlpack(tensor)
+
+
+def _only_dlpack(tensor: Any) -> bool:
+    asked = getattr(tensor, "__dlpack_device__", None)
+    if asked is None or hasattr(tensor, "__array_interface__"):  # numpy's, and others of the host
+        return False
+    try:
+        kind, _ = asked()
+        return bool(kind == CUDA)
+    except (AttributeError, TypeError, ValueError):  # `_export_dlpack` says what is wrong
+        return False
 
 
 def export_flat(tensor: Any) -> Exported:
     """As `export` for a tensor on a device, with its memory there as bytes; None: there are none."""
     if device.is_cupy(tensor):
         return _flat_cupy(tensor)
-    return _flat_cuda(tensor) if hasattr(tensor, "is_cuda") else export_array(tensor)
+    if hasattr(tensor, "is_cuda"):
+        return _flat_cuda(tensor)
+    return export_array(tensor) if hasattr(tensor, "__cuda_array_interface__") else export_capsule(tensor)
 
 
 def export_pointer(tensor: Any) -> Exported:

@@ -21,6 +21,10 @@ from transfer.transports.errors import NotATensor, TransferError, missing_librar
 
 #: the legacy default stream, in which libraries that name none work
 DEFAULT_STREAM = 1
+#: DLPack's numbers of kinds of elements, by numpy's letters; and the names of their dtypes here
+_DLPACK_KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_DLPACK_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_DLPACK_BOOL = 6
 
 
 class GpuArray:
@@ -35,20 +39,51 @@ class GpuArray:
         self.shape = recipe.shape
         self.nbytes = recipe.nbytes
         self.device = f"cuda:{index}"
+        self._index = index
+        self._dtype = recipe.numpy_dtype
         self._memory = memory
         itemsize = recipe.spec.itemsize
         strides = [itemsize] * len(recipe.stored_shape)
         for axis in range(len(strides) - 2, -1, -1):
             strides[axis] = strides[axis + 1] * recipe.stored_shape[axis + 1]
         order = recipe.inverse if recipe.inverse is not None else range(len(strides))
+        self._strides = tuple(strides[axis] for axis in order)
         self.__cuda_array_interface__: Mapping[str, Any] = {
             "shape": self.shape,
             "typestr": recipe.numpy_dtype.str,
-            "strides": None if recipe.inverse is None else tuple(strides[axis] for axis in order),
+            "strides": None if recipe.inverse is None else self._strides,
             "data": (memory.pointer if recipe.nbytes else 0, False),
             "stream": DEFAULT_STREAM,
             "version": 3,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return gpu.CUDA, self._index
+
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
+        """A capsule for `from_dlpack` of another library, whose work in `stream` sees the array complete.
+        Raises BufferError: another device, a copy."""
+        from transfer.transports.core.native import dlpack  # type: ignore[attr-defined]
+        from transfer.transports.core.native.cuda import GpuEvent
+
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("this array is given in place only, on its own GPU")
+        if stream not in (None, -1, DEFAULT_STREAM) and self.nbytes:
+            ready = GpuEvent(self._memory.context)
+            ready.record(DEFAULT_STREAM)
+            ready.wait_in(stream)
+            if is_payload(self._memory):
+                self._memory.use(None, stream)
+        dtype = self._dtype
+        strides = tuple(stride // dtype.itemsize for stride in self._strides)
+        pointer = self.__cuda_array_interface__["data"][0]
+        kind, versioned = _DLPACK_KINDS[dtype.kind], max_version is not None and max_version[0] >= 1
+        bits = 8 * dtype.itemsize
+        return dlpack.capsule(
+            self, pointer, gpu.CUDA, self._index, kind, bits, self.shape, strides, versioned
+        )
 
     def __repr__(self) -> str:
         return f"<GpuArray {self.__cuda_array_interface__['typestr']} {list(self.shape)} on {self.device}>"
@@ -58,14 +93,14 @@ class OwnMemory:
     """An allocation that is freed with this object, which waits for the work of the GPU."""
 
     def __init__(self, context: Any, nbytes: int) -> None:
-        self._context = context
+        self.context = context
         self.pointer: int = context.allocate(max(1, nbytes))
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", 0)
         if pointer:
             with suppress(TransferError):  # a forked child has no GPU
-                self._context.free(pointer)
+                self.context.free(pointer)
 
 
 def copy_in(context: Any, pointer: int, source: memoryview, stream: int) -> None:
@@ -109,6 +144,36 @@ def _export(array: Any) -> tuple[int, bytes, Flat | None]:
     if begin and memory.pointer + memory.nbytes > begin + size:
         raise NotATensor(f"{type(array).__name__}: {memory.nbytes} bytes reach beyond its allocation")
     return flags, header, Flat(array, replace(memory, index=index), driver.context(index))
+
+
+def export_capsule(tensor: Any) -> tuple[int, bytes, Flat | None]:
+    """The same of an object on a GPU that only has DLPack. Raises NotATensor."""
+    from transfer.transports.core.native import dlpack  # type: ignore[attr-defined]
+
+    what = type(tensor).__name__
+    try:
+        try:
+            given = tensor.__dlpack__(stream=DEFAULT_STREAM, max_version=(1, 1))
+        except TypeError:  # of version 0
+            given = tensor.__dlpack__(stream=DEFAULT_STREAM)
+        pointer, _, _, kind, bits, shape, strides = dlpack.read(given)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise NotATensor(f"{what} gives no memory by DLPack: {error}") from error
+    row = dtypes.BY_NAME.get("bool" if kind == _DLPACK_BOOL else f"{_DLPACK_NAMES.get(kind)}{bits}")
+    if row is None:
+        raise NotATensor(f"{what} has elements of kind {kind} with {bits} bits")
+    if strides is not None and not _is_dense({"shape": shape, "strides": strides}, 1):
+        raise NotATensor(f"{what} has gaps in memory", hint="copy it in C order first")
+    driver = cuda.load()
+    index = None if driver is None else driver.device_of(pointer)
+    spec = TensorSpec(row.code, shape, row.itemsize, None, "", (gpu.CUDA, index or 0))
+    flags, header = pack(spec)
+    if not spec.nbytes:
+        return flags, header, None
+    if driver is None or index is None:
+        raise NotATensor(f"{what}: no GPU of this process has its memory")
+    memory = gpu.DeviceMemory(gpu.CUDA, index, pointer, spec.nbytes, DEFAULT_STREAM)
+    return flags, header, Flat(given, memory, driver.context(index))
 
 
 class Flat:

@@ -95,3 +95,27 @@ class Array:
 
     def close(self) -> None:
         self.context.free(self.pointer)
+
+
+class Capsules:
+    """The same of a library that only has DLPack, version 0 or 1. asked: the streams that were named."""
+
+    def __init__(self, array: Array, kind: int, bits: int, versioned: bool = True) -> None:
+        self.array, self.kind, self.bits, self.versioned = array, kind, bits, versioned
+        self.asked: list[object] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.array.context.index
+
+    def __dlpack__(self, *, stream: object = None, **newer: object) -> Any:
+        from transfer.transports.core.native import dlpack  # type: ignore[attr-defined]
+
+        if newer and not self.versioned:
+            raise TypeError("max_version")
+        self.asked.append(stream)
+        strides = [1] * len(self.array.shape)
+        for axis in range(len(strides) - 2, -1, -1):
+            strides[axis] = strides[axis + 1] * self.array.shape[axis + 1]
+        device, index = self.__dlpack_device__()
+        memory = (self.array.pointer, device, index, self.kind, self.bits, self.array.shape)
+        return dlpack.capsule(self.array, *memory, tuple(strides), self.versioned)

@@ -6,6 +6,7 @@ borrowed_memory  users' memory in a link's queue, which is copied before its own
 checksum         CRC-32C, for the records of the log
 connection       a link as Python sees it: its counters and limits, and why it ended
 cuda             memory, copies, events and handles of a GPU, for any thread
+dlpack           DLPack's capsules, given and read
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
 flusher          the native thread as Python sees it, and the release of finished Python objects
 gpu_payload      a payload in memory of a GPU, as a frame's data
