@@ -626,6 +626,36 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_in_one_process(run, contexts):
+    """No handle is needed, nor works: the receiver has the sender's memory itself."""
+    program = f"""
+with transfer.Context() as one, transfer.Context() as two:
+    push, pull = one.socket(transfer.PUSH), (one, two)[{contexts} - 1].socket(transfer.PULL)
+    pull.rcvtimeo = 10_000
+    pull.bind("tcp://127.0.0.1:0")
+    push.connect(pull.last_endpoint)
+    push.wait_for_peers(1, timeout=PATIENCE)
+    end, other = End(push, None), End(pull, None)
+    other.want()
+    end.until_wanted()
+    array = end.array(300, 400)
+    for byte in range(1, 11):
+        end.fill(array, byte, delay=0.01)
+        tracker = push.send_tensor(array, copy=False if byte % 2 else None)
+        tensor = pull.recv_tensor(device="cuda:0")
+        assert end.bytes_of(tensor) == {{byte}}
+        same = tensor.__cuda_array_interface__["data"] == array.__cuda_array_interface__["data"]
+        assert same == bool(byte % 2)
+        del tensor
+        if tracker:
+            tracker.wait(PATIENCE)
+    print(end.null.count(MAPS))
+    array.close()
+"""
+    assert run(HEAD + program) == "0\n"
+
+
 def test_a_map_that_fails_later(run):
     """The caller gets the error, and the message when it works again."""
     program = """

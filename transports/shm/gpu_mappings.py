@@ -16,6 +16,7 @@ from transfer.transports import cuda
 from transfer.transports.errors import DeviceError, ProtocolError
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.control_channel import ControlChannel
+from transfer.transports.shm.gpu_shares import own_blocks
 
 #: blocks that one peer may have announced at a time
 MOST_BLOCKS = 4096
@@ -53,6 +54,7 @@ class MappedGpuBlock:
 
     def __init__(self, size: int, lent: bool, handles: bytes) -> None:
         self.size, self.lent = size, lent
+        self._handles, self._mapped = handles, False
         self.uuid, self.handle = handles[:_UUID], handles[_UUID : _UUID + _HANDLE]
         self.event_handle = handles[_UUID + _HANDLE :]
         self.context: Any = None
@@ -67,6 +69,11 @@ class MappedGpuBlock:
         """Raises DeviceError, ProtocolError."""
         from transfer.transports.core.native.cuda import GpuEvent
 
+        self._event = GpuEvent  # a finalizer at the interpreter's end can import nothing
+        own = own_blocks.get(self._handles)
+        if own is not None:  # the peer is in this process
+            self.context, self.pointer, self.ready, self._mapped = own.context, own.pointer, own.ready, False
+            return
         context = driver.context(index)
         pointer = context.map(self.handle)
         try:
@@ -76,8 +83,7 @@ class MappedGpuBlock:
         except BaseException:
             context.unmap(pointer)
             raise
-        self.context, self.pointer = context, pointer
-        self._event = GpuEvent  # a finalizer at the interpreter's end can import nothing
+        self.context, self.pointer, self._mapped = context, pointer, True
 
     def recorded(self, used: tuple[Any, int, Any]) -> Any:
         """An event of the moment when the last use of a payload is done. Raises DeviceError."""
@@ -89,7 +95,7 @@ class MappedGpuBlock:
     def unmap(self) -> None:
         """Idempotent."""
         pointer, self.pointer, self.ready = self.pointer, 0, None
-        if pointer:
+        if pointer and self._mapped:
             self.context.unmap(pointer)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import weakref
 from typing import Any, NamedTuple
 
 from transfer.transports import cuda, gpu
@@ -39,6 +40,8 @@ _STILL_SEEN = (
     "a peer still uses %d tensors in this process's memory of a GPU: they end with this process (delete them "
     "there first, or copy them)"
 )
+#: the blocks of this process by their handles, which a peer in the same process cannot use
+own_blocks: weakref.WeakValueDictionary[bytes, GpuBlock] = weakref.WeakValueDictionary()
 #: blocks of ended contexts that peers may still have mapped
 _left: list[GpuBlock] = []
 
@@ -62,7 +65,9 @@ class GpuBlock:
 
     def handles(self) -> bytes:
         """For the peer: which GPU, the memory's handle, the event's. Raises DeviceError."""
-        return bytes(self.uuid + self.context.export(self.pointer) + self.ready.handle)
+        handles = bytes(self.uuid + self.context.export(self.pointer) + self.ready.handle)
+        own_blocks[handles] = self
+        return handles
 
     def free(self) -> None:
         """The peer has not mapped it. Idempotent."""
