@@ -26,7 +26,6 @@ _CAPTURE = "CAPTURE"
 #: seconds that a finalizer waits for a capture to end
 _PATIENCE = 2.0
 
-
 logger = logging.getLogger("transfer")
 
 
@@ -72,6 +71,8 @@ class MappedGpuBlock:
         self._event = GpuEvent  # a finalizer at the interpreter's end can import nothing
         own = own_blocks.get(self._handles)
         if own is not None:  # the peer is in this process
+            if self.size > own.size:
+                raise ProtocolError("reference", "memory of a GPU is smaller than its announcement")
             self.context, self.pointer, self.ready, self._mapped = own.context, own.pointer, own.ready, False
             return
         context = driver.context(index)
