@@ -495,6 +495,7 @@ API int cuIpcOpenEventHandle(struct event **made, struct ipc given) {
 }
 
 API int cuEventDestroy_v2(struct event *event) {
+    if (entered()) return INVALID_CONTEXT;
     drain_all();                        /* its work here may still use it */
     if (!event->name[0]) free(event->shared);
     else {
@@ -558,7 +559,11 @@ API int cuStreamCreate(struct stream **stream, unsigned flags) {
 }
 
 /* Stays in the list: others may look through it. */
-API int cuStreamDestroy_v2(struct stream *stream) { drain(stream); return SUCCESS; }
+API int cuStreamDestroy_v2(struct stream *stream) {
+    if (entered()) return INVALID_CONTEXT;
+    drain(stream);
+    return SUCCESS;
+}
 
 API int cuStreamSynchronize(void *stream) { drain(stream_of(stream)); return SUCCESS; }
 

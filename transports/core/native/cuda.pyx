@@ -8,6 +8,7 @@ release the GIL. A forked child has no GPU: its calls raise, and nothing is free
 DeviceError("cuda").
 """
 
+cimport cython
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
@@ -140,6 +141,8 @@ cdef int take_handle(ipc_handle_t* taken, bytes handle) except -1:
     return 0
 
 
+# This and GpuStream need their context at their end: the collector must not clear it before.
+@cython.no_gc
 cdef class GpuEvent:
     """A moment in the work of a GPU. It can be recorded again, after which it is the new moment for those who
     begin to wait then. shared: other processes can wait for it. handle: of another process's event."""
@@ -219,15 +222,20 @@ cdef class GpuEvent:
 
     def __dealloc__(self):
         if self.event != NULL and is_ours():
+            cuda.cuCtxPushCurrent_v2(self.owner.context)
             cuda.cuEventDestroy_v2(self.event)
+            leave()
 
 
+@cython.no_gc
 cdef class GpuStream:
     """A stream of our own, for copies that must not wait for the work of others."""
 
+    cdef GpuContext owner
     cdef void* stream
 
     def __init__(self, GpuContext owner):
+        self.owner = owner
         owner.enter()
         code = cuda.cuStreamCreate(&self.stream, CU_STREAM_NON_BLOCKING)
         leave()
@@ -240,4 +248,6 @@ cdef class GpuStream:
 
     def __dealloc__(self):
         if self.stream != NULL and is_ours():
+            cuda.cuCtxPushCurrent_v2(self.owner.context)
             cuda.cuStreamDestroy_v2(self.stream)
+            leave()
