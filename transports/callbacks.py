@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def weakly(owner: object, method: str, *arguments: Any) -> Callable[..., None]:
-    """Returns a function that calls `owner`'s method, with these arguments first, while `owner` exists."""
+def weakly(owner: object, method: str, *arguments: Any) -> Callable[..., Any]:
+    """Returns a function that calls `owner`'s method, with these arguments first, while `owner` exists; then
+    it returns None."""
     reference = weakref.ref(owner)
 
-    def call(*more: Any) -> None:
+    def call(*more: Any) -> Any:
         there = reference()
-        if there is not None:
-            getattr(there, method)(*arguments, *more)
+        return None if there is None else getattr(there, method)(*arguments, *more)
 
     return call
 

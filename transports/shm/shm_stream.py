@@ -14,11 +14,11 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from transfer.transports.callbacks import weakly
 from transfer.transports.core.wire import BY_REFERENCE, ON_GPU, REFERENCE, REFERENCE_SIZE
 from transfer.transports.countdown import Countdown
 from transfer.transports.errors import (
@@ -91,7 +91,7 @@ class ShmStream:
         self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- sent by this side
-        self._arena = Arena(around.core, ARENA, self._carriers.budget, attend, _announcing(self))
+        self._arena = Arena(around.core, ARENA, self._carriers.budget, attend, weakly(self, "_announce"))
         self._lending = ExportedBlocks(self._control)
         self._gpu_shares = GpuShares(self._control)
         #: payloads that the connection carried itself, by reason
@@ -498,14 +498,3 @@ class ShmStream:
 
     def _unwatch(self) -> None:
         self._reactor.unregister(self._control.fd)
-
-
-def _announcing(stream: ShmStream) -> Callable[[SharedSegment], bool]:
-    """Tells the stream's peer of a segment, without keeping the stream."""
-    itself = weakref.ref(stream)
-
-    def announce(segment: SharedSegment) -> bool:
-        there = itself()
-        return there is not None and there._announce(segment)
-
-    return announce
