@@ -33,9 +33,7 @@ def send(end):
     array = end.array(500, 1000)
     for number in range(1, 21):
         end.fill(array, number, delay=0.01)
-        begin = time.monotonic()
         end.socket.send_tensor(array)
-        assert time.monotonic() - begin < 5
     end.fill(array, 99)
     end.hear()
     assert end.null.count(BYTES) == 20 * array.nbytes, "one copy each, none through the host"
@@ -612,9 +610,9 @@ def send(end):
     for byte, array in enumerate(arrays, 1):
         end.fill(array, byte)
         end.socket.send_tensor(array, copy=False if byte % 2 else None)
-    begin = time.monotonic()
+    shm_stream.PATIENCE = PATIENCE
     end.socket.context.destroy()
-    assert 0.2 < time.monotonic() - begin < 2
+    assert gpu_shares._left == [], "all were taken and let go by then"
     [array.close() for array in arrays]
 
 def receive(end):
@@ -623,7 +621,8 @@ def receive(end):
     for byte in range(1, 7):
         assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {byte}
 """
-    run(HEAD + program + TAIL)
+    head = HEAD + "from transfer.transports.shm import gpu_shares, shm_stream\n"
+    run(head + program + TAIL)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])

@@ -466,15 +466,14 @@ class ShmStream:
     def _await_gpu_releases(self) -> None:
         if not self._gpu_shares or self._peer_gone or self._pid != os.getpid():
             return
-        begin = time.monotonic()
+        limit = time.monotonic() + PATIENCE
         control = select.poll()
         control.register(self._control.fd, select.POLLIN)
         while self._gpu_shares and not self._peer_gone:
-            waited = time.monotonic() - begin
-            if waited > (PATIENCE if self._gpu_shares.seen else _ANSWER):
-                return
+            if not self._gpu_shares.seen:
+                limit = min(limit, time.monotonic() + _ANSWER)
             control.poll(20)
-            if self._pumped() is not None:
+            if self._pumped() is not None or time.monotonic() > limit:
                 return
 
     def _unmapped(self) -> None:
