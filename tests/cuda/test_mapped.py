@@ -852,6 +852,7 @@ def send(end):
     end.until_wanted()
     arrays = [end.array(500, 1000) for _ in range(3)]
     trackers = [end.socket.send_tensor(array, copy=False) for array in arrays]
+    end.tell()
     end.hear()
     until(lambda: [tracker.done for tracker in trackers] == [False, True, True])
     end.tell()
@@ -861,6 +862,7 @@ def send(end):
 
 def receive(end):
     end.want()
+    end.hear()
     tensor = end.socket.recv_tensor(device="cuda:0")
     end.socket.close()
     end.tell()
