@@ -23,7 +23,9 @@ def main() -> None:
         print(f"transfer: {whose} files of the same names over {_NAME}\n  hint: {remedy()}", file=sys.stderr)
         sys.exit(1)
     from transfer.cli import main as run
+    from transfer.doctor import finding
 
+    finding.name_conflicts = lambda: (list_others(), remedy())
     run(name=_NAME if sys.argv[0].endswith(_NAME) else "transfer")
 
 

@@ -47,6 +47,7 @@ def run(tmp_path: Path, null_name: str) -> Iterator[Run]:
             check=False,
         )
         assert done.returncode == status, done.stdout + done.stderr
+        assert "ignored in" not in done.stderr, done.stderr  # an exception in a finalizer
         return done.stdout
 
     yield run

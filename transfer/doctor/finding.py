@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+
+def _no_conflicts() -> tuple[list[str], str]:
+    return [], ""
+
+
+#: other distributions with files of this package, and what mends that; the installed command sets it
+name_conflicts: Callable[[], tuple[list[str], str]] = _no_conflicts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from transfer.doctor import finding
 from transfer.doctor.finding import Check, read
 from transfer.transports.errors import TransferError, install_hint
 from transfer.transports.rdma.failures import may_lock
@@ -44,14 +45,10 @@ def base() -> Iterator[Check]:
 
 
 def _other_packages() -> Iterator[Check]:
-    try:
-        from tensor_transfer import list_others, remedy
-    except ImportError:  # the package alone, for instance in a zip file
-        return
-    others = list_others()
+    others, remedy = finding.name_conflicts()
     if others:
         detail = f"{' and '.join(others)} installs files of the same names"
-        yield Check("base", "package", "warn", detail, remedy())
+        yield Check("base", "package", "warn", detail, remedy)
 
 
 def _core() -> Check:

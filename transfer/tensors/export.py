@@ -206,12 +206,13 @@ def on_device(tensor: Any) -> bool:
 
 
 def _only_dlpack(tensor: Any) -> bool:
-    asked = getattr(tensor, "__dlpack_device__", None)
-    if asked is None or hasattr(tensor, "__array_interface__"):  # numpy's, and others of the host
+    kind = type(tensor)
+    if not hasattr(kind, "__dlpack_device__") or hasattr(kind, "__array_interface__"):  # as numpy's
         return False
+    asked = tensor.__dlpack_device__
     try:
-        kind, _ = asked()
-        return bool(kind == CUDA)
+        where, _ = asked()
+        return bool(where == CUDA)
     except (AttributeError, TypeError, ValueError):  # `_export_dlpack` says what is wrong
         return False
 

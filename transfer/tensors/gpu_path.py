@@ -71,11 +71,9 @@ def _direct_route(socket: Any, tensor: Any, flags: int) -> gpu.GpuRoute:
 
 def exporter_for(socket: Any, tensors: Iterable[Any], flags: int) -> Callable[[Any], Exported] | None:
     """How tensors of one message are exported so that those on a GPU stay there; None: none of them can."""
-    if not any(map(on_device, tensors)):
-        return None
     asked = getattr(socket, "_tensor_capabilities", None)
     can = Capabilities() if asked is None else asked(flags)
-    if not can.maps_gpus:
+    if not can.maps_gpus or not any(map(on_device, tensors)):
         return None
     only = Capabilities(maps_gpus=can.maps_gpus)
 

@@ -115,7 +115,7 @@ class GpuMappings:
         self.blocks: dict[int, MappedGpuBlock] = {}
         #: (block, share, the last use) of payloads that were deleted
         self._ended: deque[tuple[int, int, Any]] = deque()
-        #: (event, block, share, what keeps the stream): the peer is told when the event is done
+        #: (event, block, share, what keeps the stream): reported to the peer when the event is done
         self._working: list[tuple[Any, int, int, Any]] = []
         self._last: Callable[[], None] | None = None
         self._finishing = threading.Lock()
@@ -230,7 +230,7 @@ class GpuMappings:
             self._unmap_unused(number, block)
 
     def _unmap_unused(self, number: int, block: MappedGpuBlock) -> None:
-        """Before the peer is told that a payload is free: its memory may end then."""
+        """Before a payload is reported as free: its memory may end then."""
         if not block.borrowed and (block.lent or block.leaving):
             del self.blocks[number]
             block.unmap()
