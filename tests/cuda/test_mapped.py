@@ -725,9 +725,10 @@ def send(end):
 def receive(end):
     end.want()
     class Node: pass
-    node = Node()
-    node.me, node.tensor = node, end.socket.recv_tensor(device="cuda:0")
-    del node
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    node = Node()  # younger than the tensor, so that the collector clears the tensor first
+    node.me, node.tensor = node, tensor
+    del node, tensor
     gc.collect()
     end.tell()
     until(lambda: not end.socket.peers())
