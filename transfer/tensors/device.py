@@ -347,7 +347,7 @@ class CupyDevice:
 
 def is_payload(data: Any) -> bool:
     """Whether a frame's data lies in memory of a GPU, where a peer on this host has left it."""
-    return type(data).__name__ == "GpuPayload"
+    return getattr(type(data), "on_gpu", False) is True
 
 
 def is_cupy(obj: Any) -> bool:

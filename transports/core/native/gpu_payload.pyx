@@ -21,6 +21,8 @@ cdef class GpuPayload:
     memory may be written again when the work of that stream is done.
     """
 
+    on_gpu = True       # by which others know it, whether the core is built or not
+
     cdef readonly GpuContext context
     cdef readonly uint64_t pointer
     cdef readonly size_t nbytes
