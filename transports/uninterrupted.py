@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 #: seconds that the wait may take; the steps continue after them, too
 _PATIENCE = 5.0
+#: seconds after which a thread that has not begun has failed: without memory it ends before its first step
+_UNTIL_BEGUN = 1.0
 
 
 def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
@@ -23,20 +25,25 @@ def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     results: list[T] = []
+    begun = _thread.allocate_lock()  # of whoever does the steps
     done = _thread.allocate_lock()  # no Event: its internal lock stays taken if the wait is interrupted
     done.acquire(timeout=_PATIENCE)  # it is free
 
     def step() -> None:
-        try:
-            results.append(call())
-        finally:
-            done.release()
+        if begun.acquire(blocking=False):
+            try:
+                results.append(call())
+            finally:
+                done.release()
 
     try:
         _thread.start_new_thread(_start, (step,))
-    except RuntimeError:  # the interpreter ends, or the system has no more threads
+    except (RuntimeError, MemoryError):  # the interpreter ends, or the system has no more threads
         return call()
-    done.acquire(timeout=_PATIENCE)
+    if not done.acquire(timeout=_UNTIL_BEGUN):
+        if begun.acquire(blocking=False):
+            return call()
+        done.acquire(timeout=_PATIENCE)
     return results[0] if results else otherwise
 
 
@@ -45,5 +52,5 @@ def _start(step: Callable[[], None]) -> None:
     thread that ends before its first step, so the main thread does not do it."""
     try:
         threading.Thread(target=step, name="transfer-step", daemon=True).start()
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         step()

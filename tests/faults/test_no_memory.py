@@ -138,7 +138,7 @@ SHARED = """
 """
 
 MAPPED = """
-    import resource, sys
+    import contextlib, resource, sys
     import transfer
 
     with transfer.Context() as context, context.socket(transfer.PULL, rcvtimeo=200) as pull:
@@ -152,14 +152,13 @@ MAPPED = """
         resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
         print("limited", flush=True)
         while True:
-            try:
+            with contextlib.suppress(transfer.Again):
                 pull.recv_tensor()
-            except transfer.Again:
-                pass
-            while (event := monitor.recv(0)) is not None:
-                if event.kind == "protocol_failed":
-                    print(event.reason, flush=True)
-                    sys.exit()
+            with contextlib.suppress(transfer.Again):
+                while (event := monitor.recv(0)).kind != "protocol_failed":
+                    pass
+                print(event.reason, flush=True)
+                break
 """
 
 

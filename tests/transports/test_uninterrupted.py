@@ -27,8 +27,8 @@ def handler():
     signal.signal(signal.SIGALRM, before)
 
 
-def arrives(done, count):
-    deadline = time.monotonic() + 20
+def arrives(done, count, seconds=20):
+    deadline = time.monotonic() + seconds
     while len(done) < count and time.monotonic() < deadline:
         time.sleep(0.01)
     return len(done) >= count
@@ -66,3 +66,19 @@ def test_a_thread_that_is_started_does_its_step(handler, monkeypatch):
             interrupted += 1
     assert interrupted > 500
     assert arrives(done, len(started))
+
+
+def test_a_thread_that_ends_before_its_first_step(monkeypatch):
+    """As one does that is started without memory; the caller does its steps."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
+    assert uninterrupted(threading.current_thread, None) is threading.main_thread()
+
+
+def test_steps_are_done_once_however_late_their_thread_comes(monkeypatch):
+    late, done = [], []
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *arguments: late.append(arguments))
+    uninterrupted(lambda: done.append(True), None)
+    ((start, (step,)),) = late
+    start(step)
+    assert not arrives(done, 2, seconds=0.1)
+    assert done == [True]
