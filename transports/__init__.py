@@ -8,14 +8,15 @@ config         reads the environment variables of the transports
 connect        connects endpoints: handshakes, listeners, and reconnection after a loss
 countdown      calls back once, when the last party of several has ended
 core           the core in use: the compiled one, or the one in Python
-cuda           the calls of the CUDA driver that register memory with a network card
+cuda           the CUDA driver: what it says of memory, dma-bufs, and the contexts of GPUs
 descriptors    the limit of file descriptors of this process, and the errors when it is reached
 discovery      endpoints that stand for many
 errors         every error of the project: three families and four plain classes
 forking        steps that a fork must not interrupt
-gpu            how a GPU's memory reaches a transport: one pure decision, and the plan of a staged copy
+gpu            how a GPU's memory reaches a transport: one pure decision
 handshake      the handshake: what two sides exchange before the first message
 inproc         `inproc://name`: two sockets of one context
+inproc_gpu     tensors on a GPU within one process: passed by reference, or copied on that GPU
 inproc_stream  a pair of streams inside one process: messages pass by reference, under one lock
 ipc            Unix sockets: `ipc:///path/to.sock`, `ipc://@name`
 lazy           the names that a package exports, each loaded at its first use

@@ -34,6 +34,10 @@ class Cuda:
         self.context = cache(contexts)
         self.uuid: Any = cache(driver.device_uuid)
 
+    def uuids(self) -> frozenset[bytes]:
+        """Of all GPUs that this process sees. Raises DeviceError."""
+        return frozenset(map(self.uuid, range(self._driver.device_count())))
+
     def supports_dmabuf(self, device: int) -> int | None:
         """The device's attribute 124; None if the driver does not return it."""
         value: int | None = self._driver.device_attribute(device, DMA_BUF_SUPPORTED)

@@ -108,10 +108,18 @@ class OnGpu:
     """A tensor's memory on a GPU as the payload of a frame, for peers that map it (shm/gpu_shares.py).
 
     flat: keeps it. index: of the GPU in this process; uuid: in all. stream: its number; the payload is ready
-    when the work that this stream has now is done.
+    when the work that this stream has now is done. copied: makes a copy on this GPU, in the order of that
+    stream: (what keeps it, its address).
     """
 
-    def __init__(self, flat: Any, memory: DeviceMemory, uuid: bytes, stream: int) -> None:
+    def __init__(
+        self,
+        flat: Any,
+        memory: DeviceMemory,
+        uuid: bytes,
+        stream: int,
+        copied: Callable[[], tuple[Any, int]],
+    ) -> None:
         self.__cuda_array_interface__: Mapping[str, Any] = {
             "shape": (memory.nbytes,),
             "typestr": "|u1",
@@ -122,6 +130,7 @@ class OnGpu:
         self.pointer, self.nbytes, self.index = memory.pointer, memory.nbytes, memory.index
         self.uuid = uuid
         self.stream = stream
+        self.copied = copied
 
 
 VIRTUAL_WARNING: Final = (
@@ -155,6 +164,15 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     if not machine.peermem:
         return Way(GpuRoute.PEERMEM, f"a peer-memory module is loaded; no dma-buf: {machine.dmabuf}")
     return Way(GpuRoute.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
+
+
+#: the types of payloads that their senders have left on a GPU: the core's, once it has made one
+PAYLOADS: Final[set[type]] = set()
+
+
+def is_payload(data: Any) -> bool:
+    """Whether a frame's data lies in memory of a GPU, where its sender on this host has left it."""
+    return type(data) in PAYLOADS
 
 
 # --- parsing what others report --------------------------------------------------------------------

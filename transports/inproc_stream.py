@@ -18,6 +18,8 @@ from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, unsent
 from transfer.transports.core.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.gpu import is_payload
+from transfer.transports.inproc_gpu import every_gpu, has_payload, passed
 from transfer.transports.prefixes import Prefixes, Subscribable
 
 if TYPE_CHECKING:
@@ -71,6 +73,11 @@ class InprocStream(Subscribable, Stream):
     fd = -1
     hands_over = True
 
+    @property
+    def maps_gpus(self) -> frozenset[bytes]:
+        """The GPUs whose memory the other end can use: all."""
+        return every_gpu()
+
     def fileno(self) -> int:
         """-1: there is no descriptor."""
         return -1
@@ -85,6 +92,10 @@ class InprocStream(Subscribable, Stream):
         hold: bool = False,
         released: _Released | None = None,
     ) -> int:
+        if has_payload(frames):
+            if not force and self.full:
+                return 0
+            frames, released = passed(frames, hold, released)
         size = sum(_size(frame[4]) for frame in frames)
         with self._lock:
             if self.broken is not None:
@@ -249,7 +260,7 @@ class InprocStream(Subscribable, Stream):
         made = []
         for index, (flags, sequence, topic, meta, data) in enumerate(message.frames):
             if flags & Flag.TENSOR:  # its receiver may write to it
-                data = data if isinstance(data, bytearray) else bytearray(data)
+                data = data if isinstance(data, bytearray) or is_payload(data) else bytearray(data)
             elif not isinstance(data, bytes):
                 data = bytes(data)
             flags &= ~Flag.CRC  # nothing was computed, nothing can be checked
@@ -296,7 +307,7 @@ def _release(messages: list[_Message], error: BaseException | None) -> None:
 def _kept(frame: OutFrame, hold: bool) -> OutFrame:
     """The frame with data that does not change: `bytes` themselves, a held view, or a copy."""
     flags, sequence, topic, meta, data = frame
-    if isinstance(data, bytes):
+    if isinstance(data, bytes) or is_payload(data):
         return frame
     view = flat_view(data)
     if hold:
@@ -306,7 +317,7 @@ def _kept(frame: OutFrame, hold: bool) -> OutFrame:
 
 
 def _size(data: Any) -> int:
-    return len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+    return len(data) if isinstance(data, bytes) or is_payload(data) else memoryview(data).nbytes
 
 
 def _credit_frame(socket_type: int, consumed: int) -> Frame:

@@ -49,6 +49,7 @@ def pushing(cupy, monkeypatch):  # noqa: F811
     """(socket, its stream, a tensor on a device, its flat memory)."""
     tensor = on_gpu(np.arange(50_000.0))
     flat = Pointer(tensor.nbytes)
+    flat.data = SimpleNamespace(ptr=tensor.data.ptr)
     settled: list = []
     made = export._flat_cupy
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def capabilities_of(streams: Sequence[Any]) -> Capabilities:
     """What all of these, one or more, support."""
     mapped: list[frozenset[bytes]] = [
-        getattr(getattr(s, "carrier", None), "maps_gpus", frozenset()) for s in streams
+        getattr(getattr(s, "carrier", None) or s, "maps_gpus", frozenset()) for s in streams
     ]
     return Capabilities(
         device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),

@@ -14,6 +14,7 @@ from transfer.tensors.device import moved
 from transfer.tensors.header import EXTENDED_FLAGS, TENSOR_FLAGS, TensorSpec, is_extended, unpack
 from transfer.transports.errors import NotATensor, ProtocolError, TensorMismatch, missing_library
 from transfer.transports.forking import undivided
+from transfer.transports.gpu import PAYLOADS
 
 _CACHE_LIMIT: Final = 4096
 #: validated headers; a look-up here is the fast path of every receive
@@ -91,6 +92,8 @@ class _NumpyBuilder:
             self.check(recipe)
         if type(data) is bytes:
             data = bytearray(data)
+        elif type(data) in PAYLOADS:
+            data = data.on_host()  # the sender's memory is free again with the frame
         array = recipe.make_array(recipe.stored_shape, recipe.numpy_dtype, data, offset)
         return array if recipe.inverse is None else array.transpose(recipe.inverse)
 
@@ -140,6 +143,8 @@ class TorchBuilder:
 
         if type(data) is bytes:
             data = bytearray(data)
+        elif type(data) in PAYLOADS:
+            data = data.on_host()
         array = ndarray(recipe.stored_shape, recipe.torch_view, data, offset)
         if recipe.inverse is not None:
             array = array.transpose(recipe.inverse)

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from transfer.tensors.pinned import POOL, pages
 from transfer.transports.errors import InternalError
+from transfer.transports.gpu import is_payload
 
 #: bytes of a message whose host memory is of the library's allocator
 LIBRARY_MOST: Final = 256 << 20
@@ -73,6 +74,10 @@ class GpuDevice(Protocol):
 
     def address(self, flat: Any) -> int:
         """Where a flat tensor lies on the device."""
+
+    def copied(self, flat: Any, stream: Any) -> tuple[Any, int]:
+        """A copy on the device in memory of the library's allocator, in the order of a stream; its
+        address."""
 
 
 def to_host(device: GpuDevice, flat: Any) -> Any:
@@ -267,6 +272,11 @@ class TorchDevice:
     def address(self, flat: Any) -> int:
         return int(flat.data_ptr())
 
+    def copied(self, flat: Any, stream: Any) -> tuple[Any, int]:
+        with self._torch.cuda.stream(stream):
+            copy = flat.clone()
+        return copy, self.address(copy)
+
     def pinned(self, nbytes: int) -> Slab:
         with self._torch.cuda.device(self._device):  # else it opens the thread's current device
             memory = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
@@ -317,6 +327,11 @@ class CupyDevice:
     def address(self, flat: Any) -> int:
         return int(flat.data.ptr)
 
+    def copied(self, flat: Any, stream: Any) -> tuple[Any, int]:
+        with self._cuda.Device(self._index), stream:
+            copy = flat.copy()
+        return copy, self.address(copy)
+
     def pinned(self, nbytes: int) -> Slab:
         import numpy
 
@@ -343,11 +358,6 @@ class CupyDevice:
     def _stream(self) -> Any:
         """The current stream of this device, which need not be the thread's current device."""
         return self._cuda.get_current_stream(self._index)
-
-
-def is_payload(data: Any) -> bool:
-    """Whether a frame's data lies in memory of a GPU, where a peer on this host has left it."""
-    return getattr(type(data), "on_gpu", False) is True
 
 
 def is_cupy(obj: Any) -> bool:

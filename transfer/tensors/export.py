@@ -231,7 +231,12 @@ def export_pointer(tensor: Any) -> Exported:
 
     It waits for the work of the current stream, since the transport may read at any time.
     """
-    flags, header, flat = export_flat(tensor)
+    return settled(tensor, export_flat(tensor))
+
+
+def settled(tensor: Any, exported: Exported) -> Exported:
+    """The same of a tensor whose memory `export_flat` returned."""
+    flags, header, flat = exported
     if flat is None:
         return flags, header, b""
     if isinstance(flat, Flat):
@@ -243,7 +248,12 @@ def export_pointer(tensor: Any) -> Exported:
 
 def export_staged(tensor: Any) -> Exported:
     """As `export` for a tensor on a device: a copy in host memory that nobody else has."""
-    flags, header, flat = export_flat(tensor)
+    return staged(tensor, export_flat(tensor))
+
+
+def staged(tensor: Any, exported: Exported) -> Exported:
+    """The same of a tensor whose memory `export_flat` returned."""
+    flags, header, flat = exported
     if isinstance(flat, Flat):
         return flags, header, flat.to_host()
     return flags, header, b"" if flat is None else device.to_host(device.device_of(tensor), flat)

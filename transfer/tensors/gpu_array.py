@@ -14,7 +14,6 @@ from typing import Any
 
 from transfer.tensors import dtypes
 from transfer.tensors.build import Recipe
-from transfer.tensors.device import is_payload
 from transfer.tensors.header import TensorSpec, pack
 from transfer.transports import cuda, gpu
 from transfer.transports.errors import NotATensor, TransferError, missing_library
@@ -74,7 +73,7 @@ class GpuArray:
             ready = GpuEvent(self._memory.context)
             ready.record(DEFAULT_STREAM)
             ready.wait_in(stream)
-            if is_payload(self._memory):
+            if gpu.is_payload(self._memory):
                 self._memory.use(None, stream)
         dtype = self._dtype
         strides = tuple(stride // dtype.itemsize for stride in self._strides)
@@ -192,11 +191,17 @@ class Flat:
 
     def fill(self, data: Any) -> None:
         """Copies a payload there, in the order of the array's stream."""
-        if is_payload(data):
+        if gpu.is_payload(data):
             data.use(self.array, self.stream, self.context)
             self.context.copy(self.memory.pointer, data.pointer, data.nbytes, self.stream)
         else:
             copy_in(self.context, self.memory.pointer, data, self.stream)
+
+    def copied(self) -> tuple[OwnMemory, int]:
+        """A copy on the GPU, in the order of the array's stream; its address."""
+        memory = OwnMemory(self.context, self.nbytes)
+        self.context.copy(memory.pointer, self.memory.pointer, self.nbytes, self.stream)
+        return memory, memory.pointer
 
     def to_host(self) -> Any:
         """A copy in memory of the host, in the order of the array's stream."""

@@ -8,11 +8,12 @@ from typing import Any
 
 from transfer.tensors import dtypes
 from transfer.tensors.build import NUMPY, TORCH, Recipe, TorchBuilder, builder_for
-from transfer.tensors.device import is_cupy, is_payload
+from transfer.tensors.device import is_cupy
 from transfer.tensors.gpu_array import DEFAULT_STREAM, GpuArray, OwnMemory, copy_in
 from transfer.transports import cuda
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import DeviceError, NotATensor, NotSupported, TensorMismatch
+from transfer.transports.gpu import is_payload
 
 _DEVICE = re.compile(r"cuda(?::(\d{1,4}))?|(\d{1,4})", re.ASCII)
 

@@ -20,9 +20,9 @@ from transfer.tensors.export import (
     Exported,
     export,
     export_flat,
-    export_pointer,
-    export_staged,
     on_device,
+    settled,
+    staged,
 )
 from transfer.tensors.gpu_array import Flat
 from transfer.transports import cuda, gpu
@@ -44,9 +44,11 @@ def send_from_device(
 ) -> Tracker | None:
     """Sends one tensor on a device. direct: its own memory, where that is possible, and with a tracker.
     Raises as `send_tensor`."""
-    route = _direct_route(socket, tensor, flags)
+    exported = export_flat(tensor)
+    route = _direct_route(socket, exported[2], flags)
     if route is gpu.GpuRoute.MAPPED or (direct and route in _DIRECT):
-        bits, header, payload = _on_gpu(tensor) if route is gpu.GpuRoute.MAPPED else export_pointer(tensor)
+        way = _on_gpu if route is gpu.GpuRoute.MAPPED else settled
+        bits, header, payload = way(tensor, exported)
         if route is gpu.GpuRoute.DMABUF:
             payload = registrable(payload)
         try:
@@ -58,15 +60,15 @@ def send_from_device(
             # A peer with another transport has connected, the core does not support device memory, or the
             # card refuses this memory.
             _warn_unless_tried(f"a tensor on a GPU is copied through the host after all: {error}", error)
-    bits, header, buffer = export_staged(tensor)
+    bits, header, buffer = staged(tensor, exported)
     # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
     tracker: Tracker | None = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
     return tracker if track or direct else None
 
 
-def _direct_route(socket: Any, tensor: Any, flags: int) -> gpu.GpuRoute:
+def _direct_route(socket: Any, flat: Any, flags: int) -> gpu.GpuRoute:
     asked = getattr(socket, "_tensor_capabilities", None)
-    return way_of(tensor, Capabilities() if asked is None else asked(flags)).route
+    return way_of(flat, Capabilities() if asked is None else asked(flags)).route
 
 
 def exporter_for(socket: Any, tensors: Iterable[Any], flags: int) -> Callable[[Any], Exported] | None:
@@ -78,9 +80,11 @@ def exporter_for(socket: Any, tensors: Iterable[Any], flags: int) -> Callable[[A
     only = Capabilities(maps_gpus=can.maps_gpus)
 
     def export_one(tensor: Any) -> Exported:
-        if on_device(tensor) and way_of(tensor, only).route is gpu.GpuRoute.MAPPED:
-            return _on_gpu(tensor)
-        return export(tensor)
+        if not on_device(tensor):
+            return export(tensor)
+        exported = export_flat(tensor)
+        way = _on_gpu if way_of(exported[2], only).route is gpu.GpuRoute.MAPPED else staged
+        return way(tensor, exported)
 
     return export_one
 
@@ -106,17 +110,21 @@ def send_bundle(
     return sent
 
 
-def _on_gpu(tensor: Any) -> tuple[int, bytes, Any]:
-    """(flags, header, payload) for peers that map it, in the order of the tensor's current stream."""
-    bits, header, flat = export_flat(tensor)
-    driver = cuda.load()
-    if flat is None or driver is None:
-        return bits, header, b""
-    memory = gpu.described(flat)
+def _on_gpu(tensor: Any, exported: Exported) -> Exported:
+    """For peers that map it, in the order of the tensor's current stream."""
+    bits, header, flat = exported
+    driver, memory = cuda.load(), gpu.described(flat)
+    assert driver is not None
     assert memory is not None
     index = driver.device_of(memory.pointer) or 0
-    stream = flat.stream if isinstance(flat, Flat) else device.device_of(tensor).current()[1]
-    return bits, header, gpu.OnGpu(flat, replace(memory, index=index), driver.uuid(index), stream)
+    if isinstance(flat, Flat):
+        stream, copied = flat.stream, flat.copied
+    else:
+        where = device.device_of(tensor)
+        current, stream = where.current()
+        copied = partial(where.copied, flat, current)
+    memory = replace(memory, index=index)
+    return bits, header, gpu.OnGpu(flat, memory, driver.uuid(index), stream, copied)
 
 
 def way_of(tensor: Any, can: Capabilities) -> gpu.Way:

@@ -7,11 +7,11 @@ from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
 from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Entry, Index, unpack_bundle
-from transfer.tensors.device import is_payload
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import ProtocolError, TensorMismatch
+from transfer.transports.gpu import is_payload
 from transfer.transports.sizes import LARGE
 
 _LZ4: Final = int(Flag.LZ4)

@@ -210,7 +210,7 @@ class ArrayTarget:
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies a payload, in the order of the array's stream."""
         if self._flat is not None:
-            self._flat.fill(data if device.is_payload(data) else _part(recipe, data, offset))
+            self._flat.fill(data if gpu.is_payload(data) else _part(recipe, data, offset))
 
 
 Target = _NumpyTarget | TorchTarget | CupyTarget | ArrayTarget | _MemoryTarget

@@ -59,16 +59,16 @@ class MappedGpuBlock:
         self.context: Any = None
         self.pointer = 0
         self.ready: Any = None
-        self._event: Any = None
+        self._event_after: Any = None
         #: shares that are in use
         self.borrowed: set[int] = set()
         self.leaving = False
 
     def map(self, driver: cuda.Cuda, index: int) -> None:
         """Raises DeviceError, ProtocolError."""
-        from transfer.transports.core.native.cuda import GpuEvent
+        from transfer.transports.core.native.cuda import GpuEvent, event_after
 
-        self._event = GpuEvent  # a finalizer at the interpreter's end can import nothing
+        self._event_after = event_after  # a finalizer at the interpreter's end can import nothing
         own = own_blocks.get(self._handles)
         if own is not None:  # the peer is in this process
             if self.size > own.size:
@@ -88,10 +88,7 @@ class MappedGpuBlock:
 
     def recorded(self, used: tuple[Any, int, Any]) -> Any:
         """An event of the moment when the last use of a payload is done. Raises DeviceError."""
-        _, stream, context = used
-        event = self._event(context)
-        event.record(stream)
-        return event
+        return self._event_after(*used)
 
     def unmap(self) -> None:
         """Idempotent."""

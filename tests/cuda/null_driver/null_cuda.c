@@ -496,13 +496,8 @@ API int cuIpcOpenEventHandle(struct event **made, struct ipc given) {
 
 API int cuEventDestroy_v2(struct event *event) {
     if (entered()) return INVALID_CONTEXT;
-    drain_all();                        /* its work here may still use it */
-    if (!event->name[0]) free(event->shared);
-    else {
-        munmap(event->shared, sizeof *event->shared);
-        if (event->mine) shm_unlink(event->name);
-    }
-    free(event);
+    if (event->mine && event->name[0]) shm_unlink(event->name);
+    free(event);                        /* work may still use what is shared: it stays */
     return SUCCESS;
 }
 

@@ -20,6 +20,9 @@ from transfer.transports.core.native.libcuda cimport (
     cuda, failed, ipc_handle_t, is_ours, load,
 )
 
+cdef enum:
+    PER_THREAD = 2                      # the number of the default stream of each thread
+
 
 cdef class GpuContext:
     """The primary context of a GPU. It is kept until the process ends, as other libraries keep it."""
@@ -225,6 +228,16 @@ cdef class GpuEvent:
             cuda.cuCtxPushCurrent_v2(self.owner.context)
             cuda.cuEventDestroy_v2(self.event)
             leave()
+
+
+def event_after(kept, size_t stream, GpuContext context):
+    """A new event, when the work that a stream has by now is done. kept: not used (see GpuPayload.use)."""
+    cdef GpuEvent event = GpuEvent(context)
+    if stream == PER_THREAD:  # maybe of another thread than this one
+        event.record_all()
+    else:
+        event.record(stream)
+    return event
 
 
 @cython.no_gc

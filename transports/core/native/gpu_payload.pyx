@@ -9,19 +9,18 @@ from transfer.transports.core.native.cuda cimport GpuContext, GpuEvent
 from transfer.transports.core.native.pool cimport Lease, Pool
 
 from transfer.transports.core.native.cuda import GpuStream
+from transfer.transports.gpu import PAYLOADS
 
 
 # As Region: the collector would clear `released` before the end.
 @cython.no_gc
 cdef class GpuPayload:
-    """Bytes that another process has left in memory of a GPU, until this is deleted.
+    """Bytes that their sender has left in memory of a GPU, until this is deleted.
 
-    Who asks for a buffer of it gets a copy in memory of the host, which is made once. ready: when the other
-    process has written it. released: called at the end with the last `use`, None if there was none; the
+    Who asks for a buffer of it gets a copy in memory of the host, which is made once. ready: when the sender
+    has written it. released: called at the end with the last `use`, None if there was none; the
     memory may be written again when the work of that stream is done.
     """
-
-    on_gpu = True       # by which others know it, whether the core is built or not
 
     cdef readonly GpuContext context
     cdef readonly uint64_t pointer
@@ -52,13 +51,17 @@ cdef class GpuPayload:
         return self.nbytes
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        cdef Lease host = self.host
-        if host is None:
+        cdef Lease host = self.on_host()
+        PyBuffer_FillInfo(view, self, host.pointer, self.nbytes, 0, flags)
+
+    cpdef Lease on_host(self):
+        """The copy in memory of the host, which may outlive this."""
+        cdef Lease host
+        if self.host is None:
             host = self.copied()
             if self.host is None:  # the first of two threads
                 self.host = host
-            host = self.host
-        PyBuffer_FillInfo(view, self, host.pointer, self.nbytes, 0, flags)
+        return self.host
 
     cdef Lease copied(self):
         cdef Lease host = self.pool.take(self.nbytes)
@@ -76,3 +79,6 @@ cdef class GpuPayload:
 cdef void call_released_with(released, used) noexcept:
     # An exception here reaches no caller: Cython prints it.
     released(used)
+
+
+PAYLOADS.add(GpuPayload)
