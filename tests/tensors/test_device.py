@@ -86,12 +86,12 @@ class FakeDevice:
         self.made.append(Slab(memory, memory))
         return self.made[-1]
 
-    def copy_out(self, flat, start, slab, nbytes):
-        self.now.enqueue(lambda: slab.view.__setitem__(slice(nbytes), flat[start : start + nbytes]))
+    def copy_out(self, flat, start, slab, nbytes, at=0):
+        self.now.enqueue(lambda: slab.view.__setitem__(slice(at, at + nbytes), flat[start : start + nbytes]))
         return self.record()
 
-    def copy_in(self, slab, flat, start, nbytes):
-        self.now.enqueue(lambda: flat.__setitem__(slice(start, start + nbytes), slab.view[:nbytes]))
+    def copy_in(self, slab, flat, start, nbytes, at=0):
+        self.now.enqueue(lambda: flat.__setitem__(slice(start, start + nbytes), slab.view[at : at + nbytes]))
         return self.record()
 
     def pin(self, memory):
@@ -107,6 +107,7 @@ class FakeDevice:
 def small_slabs(monkeypatch):
     """What takes gigabytes on a GPU takes kilobytes here."""
     monkeypatch.setattr(devices, "SLAB", 64)
+    monkeypatch.setattr(devices, "PIECE", 48)
     monkeypatch.setattr(devices, "LIBRARY_MOST", 1000)
     monkeypatch.setattr(pinned, "STEP", 4096)
 
@@ -125,16 +126,16 @@ def pattern(nbytes):
     return np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype="u1")
 
 
-def send(made, nbytes=1000):
+def send(made, nbytes=1000, copy=devices.to_host):
     """A tensor whose contents the current stream has still to write, copied to the host; it is overwritten
     afterwards."""
     flat, data = np.zeros(nbytes, "u1"), pattern(nbytes)
     made.now.enqueue(lambda: flat.__setitem__(slice(None), data))
-    host = devices.to_host(made, flat)
-    sent = host.tobytes()
+    host = copy(made, flat)
+    sent = bytes(host)
     made.now.enqueue(lambda: flat.__setitem__(slice(None), 0))
     made.now.run(len(made.now.todo))
-    return sent == host.tobytes() == data.tobytes()
+    return sent == bytes(host) == data.tobytes()
 
 
 def receive(made, nbytes=1000, landed=False):
@@ -143,9 +144,12 @@ def receive(made, nbytes=1000, landed=False):
     seen = {}
     made.now.enqueue(lambda: seen.setdefault("before", flat.copy()))
     landing = devices.Landing(made)
-    source = landing.buffer(nbytes) if landed else None
+    source = landing.buffer(flat) if landed else None
     if source is None:
         source = np.empty(nbytes, "u1")
+    elif nbytes > 100:
+        source[:90] = data[:90]
+        landing.landed(90)
     source[:] = data
     landing.fill(flat, source)
     if not landing.holds(source):
@@ -164,18 +168,20 @@ def test_the_order_of_the_stream_is_kept(eager, nbytes):
     assert send(FakeDevice(eager), nbytes)
     assert receive(FakeDevice(eager), nbytes)
     assert receive(FakeDevice(eager), nbytes, landed=True)
+    assert send(FakeDevice(eager), nbytes, copy=devices.begin_to_host)
 
 
 def test_the_stand_in_notices_a_wait_that_is_missing():
     assert not send(FakeDevice(forget=True)) and not send(FakeDevice(forget=True), 4096)
     assert not receive(FakeDevice(forget=True), 4096)
+    assert not send(FakeDevice(forget=True), copy=devices.begin_to_host)
 
 
 def test_a_large_message_has_memory_of_the_pool_or_passes_through_slabs(pool):
     made = FakeDevice()
     for _ in range(3):
         assert send(made, 10_000) and receive(made, 10_000, landed=True)
-    place = devices.Landing(made).buffer(10_000)
+    place = devices.Landing(made).buffer(pattern(10_000))
     if pool.total:
         assert not made.made and list(made.live.values()) == [12_288], "one, which all have in turn"
         assert place.ctypes.data in made.live and place.nbytes == 10_000
@@ -331,7 +337,7 @@ def test_a_cupy_array_there_and_back(cupy, order):
 def test_memory_of_cupy_is_kept_until_its_copy_has_run(cupy, pool, nbytes):
     out = on_gpu(np.zeros(nbytes, "u1"))
     landing = devices.Landing(CupyDevice(3))
-    place = landing.buffer(nbytes)
+    place = landing.buffer(out)
     place[:] = 7
     landing.fill(out, place)
     address, gone = place.ctypes.data, weakref.ref(landing._slab.view)
@@ -339,7 +345,7 @@ def test_memory_of_cupy_is_kept_until_its_copy_has_run(cupy, pool, nbytes):
     pool.collect()
     assert gone() is not None
     if nbytes == 5000:
-        assert devices.Landing(CupyDevice(3)).buffer(nbytes).ctypes.data != address
+        assert devices.Landing(CupyDevice(3)).buffer(out).ctypes.data != address
     cupy.now.run(len(cupy.now.todo))
     CupyDevice(3).pinned(10)
     assert gone() is None and (np.asarray(out) == 7).all()
@@ -424,16 +430,17 @@ def test_a_torch_tensor_there_and_back(cuda, pool, dtype, permuted, size):
 def test_memory_that_torch_still_reads_is_lent_to_nobody(cuda, pool):
     cuda.now.eager = False
     device = TorchDevice(FakeCudaTensor.device)
+    out = torch.zeros(5000, dtype=torch.uint8)
     landing = devices.Landing(device)
-    place = landing.buffer(5000)
-    landing.fill(torch.zeros(5000, dtype=torch.uint8), place)
+    place = landing.buffer(out)
+    landing.fill(out, place)
     address = place.ctypes.data
     cuda.now.enqueue(lambda: None)
     pool._copying[0][1].__self__.record(cuda.now)
     del place, landing
-    assert devices.Landing(device).buffer(5000).ctypes.data != address
+    assert devices.Landing(device).buffer(out).ctypes.data != address
     cuda.now.run(1)
-    assert devices.Landing(device).buffer(5000).ctypes.data == address
+    assert devices.Landing(device).buffer(out).ctypes.data == address
 
 
 def test_a_message_goes_on_where_torch_cannot_pin(cuda, pool, caplog, monkeypatch):

@@ -7,6 +7,8 @@ CuPy are used if the caller has imported them.
 The host memory of a message is pinned: the copy runs at the speed of the bus. Up to LIBRARY_MOST bytes the
 library's allocator has it, and keeps it; above pinned.py, within a limit. Beyond that limit a message passes
 through slabs, from or to memory that is not pinned.
+
+In pinned memory one piece of a message is copied while others are on the wire: `begin_to_host` and `Landing`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol
 
 from transfer.tensors.pinned import POOL, pages
+from transfer.transports import core
 from transfer.transports.errors import InternalError
 from transfer.transports.gpu import is_payload
 
@@ -31,6 +34,8 @@ LIBRARY_MOST: Final = 256 << 20
 #: bytes of one slab, and threads that copy from and to slabs: one alone waits for page faults
 SLAB: Final = 32 << 20
 THREADS: Final = min(4, os.cpu_count() or 1)
+#: bytes of one copy between device and pinned memory while others are on the wire
+PIECE: Final = 4 << 20
 #: one more than can be copied at once is on its way from or to the device
 SLABS: Final = THREADS + 1
 #: of cudaHostRegister: for every device
@@ -53,10 +58,11 @@ class GpuDevice(Protocol):
         """Returns host memory that the device copies from and to by itself. It is given to nobody else as
         long as its view lives and copies of it run."""
 
-    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int) -> Any:
-        """Starts a copy of flat[start : start + nbytes] to the slab, on the current stream; an event."""
+    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int, at: int = 0) -> Any:
+        """Starts a copy of flat[start : start + nbytes] to the slab from `at` on, on the current stream; an
+        event."""
 
-    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int) -> Any:
+    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
         """The same from the slab to the tensor."""
 
     def record(self) -> Any:
@@ -92,7 +98,7 @@ def to_host(device: GpuDevice, flat: Any) -> Any:
     host = numpy.frombuffer(pages(nbytes), "u1")
     running: deque[Future[Slab]] = deque()
     with _threads() as threads:
-        for number, (start, length) in enumerate(_pieces(nbytes)):
+        for number, (start, length) in enumerate(_pieces(nbytes, SLAB)):
             if number < SLABS:
                 slab = pinned(device, SLAB)
             else:
@@ -103,6 +109,36 @@ def to_host(device: GpuDevice, flat: Any) -> Any:
         for future in running:
             future.result()
     return host
+
+
+def begin_to_host(device: GpuDevice, flat: Any) -> Any:
+    """As `to_host`, but the copies have only begun: memory whose beginning a connection may write already,
+    and for which everybody else waits (core/native/filling.pyx). The caller calls its `complete`."""
+    slab = _whole(device, int(flat.nbytes)) if core.IMPLEMENTATION == "native" else None
+    if slab is None:
+        return to_host(device, flat)
+    from transfer.transports.core.native.filling import Filling
+
+    return Filling(slab.view, _Departure(device, flat, slab))
+
+
+class _Departure:
+    """The copies of one tensor to its slab."""
+
+    def __init__(self, device: GpuDevice, flat: Any, slab: Slab) -> None:
+        self._kept: tuple[Any, Slab] | None = (flat, slab)
+        self._events = []
+        for start, length in _pieces(int(flat.nbytes), PIECE):
+            event = device.copy_out(flat, start, slab, length, start)
+            self._events.append((start + length, event))
+
+    def __call__(self, filling: Any) -> None:
+        """Waits for all of them."""
+        for end, event in self._events:
+            event.synchronize()
+            filling.advance(end)
+        self._events, self._kept = [], None
+        filling.advance(filling.nbytes)
 
 
 def _to_device(device: GpuDevice, source: Any, flat: Any) -> None:
@@ -119,7 +155,7 @@ def _to_device(device: GpuDevice, source: Any, flat: Any) -> None:
         copying.append((device.copy_in(slab, flat, start, length), slab))
 
     with _threads() as threads:
-        for number, (start, length) in enumerate(_pieces(source.nbytes)):
+        for number, (start, length) in enumerate(_pieces(source.nbytes, SLAB)):
             event, slab = (None, pinned(device, SLAB)) if number < SLABS else copying.popleft()
             filled = threads.submit(_put_on, event, slab, source[start : start + length])
             filling.append((start, length, filled))
@@ -130,18 +166,27 @@ def _to_device(device: GpuDevice, source: Any, flat: Any) -> None:
 
 
 class Landing:
-    """Where a payload for a tensor on a GPU is read to: pinned memory, as long as there is room."""
+    """Where a payload for a tensor on a GPU is read to: pinned memory, as long as there is room. What has
+    come is copied to the device while the rest is read."""
 
-    __slots__ = ("_device", "_slab")
+    __slots__ = ("_copied", "_device", "_flat", "_slab")
 
     def __init__(self, device: GpuDevice) -> None:
         self._device = device
         self._slab: Slab | None = None
+        self._flat: Any = None
+        self._copied = 0
 
-    def buffer(self, nbytes: int) -> Any:
-        """Returns memory to read the payload into, or None. Raises InternalError."""
-        self._slab = _whole(self._device, nbytes) if nbytes else None
+    def buffer(self, flat: Any) -> Any:
+        """Returns memory to read the payload of a flat tensor into, or None. Raises InternalError."""
+        self._slab, self._flat, self._copied = _whole(self._device, int(flat.nbytes)), flat, 0
         return None if self._slab is None else self._slab.view
+
+    def landed(self, nbytes: int) -> None:
+        """So much of the payload is in the memory of `buffer`."""
+        if self._slab is not None and nbytes > self._copied:
+            start, self._copied = self._copied, nbytes
+            self._device.copy_in(self._slab, self._flat, start, nbytes - start, start)
 
     def holds(self, data: Any) -> bool:
         """Whether this is the memory of `buffer`."""
@@ -159,8 +204,8 @@ class Landing:
             kept, stream = self._device.current()
             data.use(kept, stream)
             data.context.copy(self._device.address(flat), data.pointer, data.nbytes, stream)
-        elif self._slab is not None and self.holds(data):
-            self._device.copy_in(self._slab, flat, 0, flat.nbytes)
+        elif self.holds(data):
+            self.landed(int(flat.nbytes))
         else:
             _to_device(self._device, numpy.frombuffer(data, "u1"), flat)
 
@@ -176,11 +221,12 @@ def _whole(device: GpuDevice, nbytes: int) -> Slab | None:
 
     if nbytes <= LIBRARY_MOST:
         return pinned(device, nbytes)
-    region = POOL.take(nbytes, partial(_pin, device))
+    region = POOL.take(nbytes, partial(pin_pages, device))
     return None if region is None else device.slab(numpy.frombuffer(region, "u1"))
 
 
-def _pin(device: GpuDevice, memory: mmap.mmap) -> Callable[[], object]:
+def pin_pages(device: GpuDevice, memory: mmap.mmap) -> Callable[[], object]:
+    """For `PinnedPool.take`."""
     import numpy
 
     view = numpy.frombuffer(memory, "u1")
@@ -190,7 +236,7 @@ def _pin(device: GpuDevice, memory: mmap.mmap) -> Callable[[], object]:
         view[start : start + length : mmap.PAGESIZE] = 0
 
     with _threads() as threads:  # else the driver would do it in one thread
-        list(threads.map(fault_in, _pieces(view.nbytes)))
+        list(threads.map(fault_in, _pieces(view.nbytes, SLAB)))
     return device.pin(view)
 
 
@@ -198,10 +244,10 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "transfer-gpu")
 
 
-def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:
-    """(first byte, length) of each slab's part."""
-    for start in range(0, nbytes, SLAB):
-        yield start, min(SLAB, nbytes - start)
+def _pieces(nbytes: int, size: int) -> Iterator[tuple[int, int]]:
+    """(first byte, length) of each part of at most this size."""
+    for start in range(0, nbytes, size):
+        yield start, min(size, nbytes - start)
 
 
 def _take_off(event: Any, slab: Slab, target: Any) -> Slab:
@@ -282,12 +328,12 @@ class TorchDevice:
             memory = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
         return Slab(memory, memory.numpy())
 
-    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int) -> Any:
-        slab.memory[:nbytes].copy_(flat[start : start + nbytes], non_blocking=True)
+    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int, at: int = 0) -> Any:
+        slab.memory[at : at + nbytes].copy_(flat[start : start + nbytes], non_blocking=True)
         return self.record()
 
-    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int) -> Any:
-        flat[start : start + nbytes].copy_(slab.memory[:nbytes], non_blocking=True)
+    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
+        flat[start : start + nbytes].copy_(slab.memory[at : at + nbytes], non_blocking=True)
         event = self.record()
         if slab.pooled:
             POOL.hold(slab.view, event.query)
@@ -340,11 +386,11 @@ class CupyDevice:
             memory = self._cuda.alloc_pinned_memory(nbytes)
         return Slab(memory, numpy.frombuffer(memory, "u1", nbytes))
 
-    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int) -> Any:
-        return self._copy(slab.memory.ptr, flat.data.ptr + start, nbytes, "memcpyDeviceToHost")
+    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int, at: int = 0) -> Any:
+        return self._copy(slab.memory.ptr + at, flat.data.ptr + start, nbytes, "memcpyDeviceToHost")
 
-    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int) -> Any:
-        event = self._copy(flat.data.ptr + start, slab.memory.ptr, nbytes, "memcpyHostToDevice")
+    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
+        event = self._copy(flat.data.ptr + start, slab.memory.ptr + at, nbytes, "memcpyHostToDevice")
         # CuPy's allocator would give it to the next who asks, before the copy has run.
         POOL.hold(slab.view, lambda: bool(event.done))
         return event

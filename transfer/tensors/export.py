@@ -16,6 +16,7 @@ from transfer.tensors.gpu_array import Flat, export_array, export_capsule
 from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
 from transfer.transports.errors import NotATensor, NotSupported, missing_library
 from transfer.transports.gpu import CUDA
+from transfer.transports.sizes import LARGE
 
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
@@ -239,11 +240,13 @@ def settled(tensor: Any, exported: Exported) -> Exported:
     flags, header, flat = exported
     if flat is None:
         return flags, header, b""
-    if isinstance(flat, Flat):
-        flat.context.synchronize(flat.stream)
-    else:
-        device.settle(device.device_of(tensor))
+    device.settle(device_of(tensor, flat))
     return flags, header, flat
+
+
+def device_of(tensor: Any, flat: Any) -> device.GpuDevice:
+    """The device that has the memory of `export_flat`."""
+    return flat.device if isinstance(flat, Flat) else device.device_of(tensor)
 
 
 def export_staged(tensor: Any) -> Exported:
@@ -254,9 +257,15 @@ def export_staged(tensor: Any) -> Exported:
 def staged(tensor: Any, exported: Exported) -> Exported:
     """The same of a tensor whose memory `export_flat` returned."""
     flags, header, flat = exported
-    if isinstance(flat, Flat):
-        return flags, header, flat.to_host()
-    return flags, header, b"" if flat is None else device.to_host(device.device_of(tensor), flat)
+    return flags, header, b"" if flat is None else device.to_host(device_of(tensor, flat), flat)
+
+
+def begun(tensor: Any, exported: Exported) -> Exported:
+    """As `staged`, but the copy of a large tensor has only begun: see `device.begin_to_host`."""
+    flags, header, flat = exported
+    if flat is None or flat.nbytes < LARGE:
+        return staged(tensor, exported)
+    return flags, header, device.begin_to_host(device_of(tensor, flat), flat)
 
 
 def _flat_cuda(tensor: Any) -> _Flat:

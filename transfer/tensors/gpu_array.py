@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from transfer.tensors import dtypes
 from transfer.tensors.build import Recipe
+from transfer.tensors.driver_device import DriverDevice
 from transfer.tensors.header import TensorSpec, pack
 from transfer.transports import cuda, gpu
-from transfer.transports.errors import NotATensor, TransferError, missing_library
+from transfer.transports.errors import NotATensor, missing_library
 
 #: the legacy default stream, in which libraries that name none work
 DEFAULT_STREAM = 1
@@ -86,28 +86,6 @@ class GpuArray:
 
     def __repr__(self) -> str:
         return f"<GpuArray {self.__cuda_array_interface__['typestr']} {list(self.shape)} on {self.device}>"
-
-
-class OwnMemory:
-    """An allocation that is freed with this object, which waits for the work of the GPU."""
-
-    def __init__(self, context: Any, nbytes: int) -> None:
-        self.context = context
-        self.pointer: int = context.allocate(max(1, nbytes))
-
-    def __del__(self) -> None:
-        pointer = getattr(self, "pointer", 0)
-        if pointer:
-            with suppress(TransferError):  # a forked child has no GPU
-                self.context.free(pointer)
-
-
-def copy_in(context: Any, pointer: int, source: memoryview, stream: int) -> None:
-    """Copies memory of the host to a GPU, in the order of a stream. It has been read when this returns."""
-    from transfer.transports.core import address_of
-
-    context.copy(pointer, address_of(source), source.nbytes, stream)
-    context.synchronize(stream)
 
 
 def export_array(array: Any) -> tuple[int, bytes, Flat | None]:
@@ -189,30 +167,10 @@ class Flat:
         }
         self.stream = DEFAULT_STREAM if memory.stream is None else memory.stream
 
-    def fill(self, data: Any) -> None:
-        """Copies a payload there, in the order of the array's stream."""
-        if gpu.is_payload(data):
-            data.use(self.array, self.stream, self.context)
-            self.context.copy(self.memory.pointer, data.pointer, data.nbytes, self.stream)
-        else:
-            copy_in(self.context, self.memory.pointer, data, self.stream)
-
-    def copied(self) -> tuple[OwnMemory, int]:
-        """A copy on the GPU, in the order of the array's stream; its address."""
-        memory = OwnMemory(self.context, self.nbytes)
-        self.context.copy(memory.pointer, self.memory.pointer, self.nbytes, self.stream)
-        return memory, memory.pointer
-
-    def to_host(self) -> Any:
-        """A copy in memory of the host, in the order of the array's stream."""
-        import numpy
-
-        from transfer.transports.core import address_of
-
-        host = numpy.empty(self.nbytes, "u1")
-        self.context.copy(address_of(host), self.memory.pointer, self.nbytes, self.stream)
-        self.context.synchronize(self.stream)
-        return host
+    @property
+    def device(self) -> DriverDevice:
+        """For copies in the order of the array's stream."""
+        return DriverDevice(self.context, self.stream, self.array)
 
 
 def numpy_dtype(interface: Mapping[str, Any]) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 
 from transfer.tensors import dtypes
 from transfer.tensors.build import NUMPY, TORCH, Recipe, TorchBuilder, builder_for
-from transfer.tensors.device import is_cupy
-from transfer.tensors.gpu_array import DEFAULT_STREAM, GpuArray, OwnMemory, copy_in
-from transfer.transports import cuda
+from transfer.tensors.device import CupyDevice, GpuDevice, Landing, TorchDevice, is_cupy
+from transfer.tensors.driver_device import OwnMemory
+from transfer.tensors.gpu_array import DEFAULT_STREAM, Flat, GpuArray
+from transfer.transports import cuda, gpu
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import DeviceError, NotATensor, NotSupported, TensorMismatch
 from transfer.transports.gpu import is_payload
@@ -48,11 +49,18 @@ class GpuBuilder:
             if recipe.nbytes:
                 data.use(None, DEFAULT_STREAM)
             return GpuArray(recipe, data, self.index)
+        return self._copied(recipe, data, offset)
+
+    def arrival(self, recipe: Recipe) -> Arrival:
+        """For the payload of a tensor that was checked. Raises DeviceError: there is no memory on the GPU."""
         memory = OwnMemory(self.context, recipe.nbytes)
-        if recipe.nbytes:
-            source = memoryview(data).cast("B")[offset : offset + recipe.nbytes]
-            copy_in(self.context, memory.pointer, source, DEFAULT_STREAM)
-        return GpuArray(recipe, memory, self.index)
+        where = gpu.DeviceMemory(gpu.CUDA, self.index, memory.pointer, recipe.nbytes, DEFAULT_STREAM)
+        flat = Flat(memory, where, self.context)
+        return Arrival(GpuArray(recipe, memory, self.index), flat, flat.device)
+
+    def _copied(self, recipe: Recipe, data: Any, offset: int) -> Any:
+        """A copy of a payload in memory of the host, or of another GPU."""
+        return self.arrival(recipe).filled(memoryview(data).cast("B")[offset : offset + recipe.nbytes])
 
     def _is_here(self, data: Any) -> bool:
         return is_payload(data) and data.context.index == self.index
@@ -67,12 +75,20 @@ class TorchGpuBuilder(GpuBuilder):
     def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
         TORCH.check(recipe)
         torch = sys.modules["torch"]
-        device = torch.device("cuda", self.index)
         if not self._is_here(data) or not recipe.nbytes:
-            return TorchBuilder(device).build(recipe, data, offset)
+            return self._copied(recipe, data, offset)
+        device = torch.device("cuda", self.index)
         stream = torch.cuda.current_stream(device)
         data.use(stream, int(stream.cuda_stream))
         flat = torch.as_tensor(_Described(data), device=device)
+        return self._shaped(recipe, flat)
+
+    def arrival(self, recipe: Recipe) -> Arrival:
+        torch = sys.modules["torch"]
+        flat = torch.empty(recipe.nbytes, dtype=torch.uint8, device=torch.device("cuda", self.index))
+        return Arrival(self._shaped(recipe, flat), flat, TorchDevice(flat.device))
+
+    def _shaped(self, recipe: Recipe, flat: Any) -> Any:
         tensor = flat.view(recipe.torch_dtype).reshape(recipe.stored_shape)
         return tensor if recipe.inverse is None else tensor.permute(recipe.inverse)
 
@@ -84,12 +100,44 @@ class CupyGpuBuilder(GpuBuilder):
         self.check(recipe)
         cupy = sys.modules["cupy"]
         if not self._is_here(data) or not recipe.nbytes:
-            with cupy.cuda.Device(self.index):
-                return cupy.asarray(NUMPY.build(recipe, data, offset))
+            return self._copied(recipe, data, offset)
         stream = cupy.cuda.get_current_stream(self.index)
         data.use(stream, int(stream.ptr))
-        array = cupy.asarray(_Described(data)).view(recipe.numpy_dtype).reshape(recipe.stored_shape)
+        return self._shaped(recipe, cupy.asarray(_Described(data)))
+
+    def arrival(self, recipe: Recipe) -> Arrival:
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(self.index):
+            flat = cupy.empty(recipe.nbytes, "u1")
+        return Arrival(self._shaped(recipe, flat), flat, CupyDevice(self.index))
+
+    def _shaped(self, recipe: Recipe, flat: Any) -> Any:
+        array = flat.view(recipe.numpy_dtype).reshape(recipe.stored_shape)
         return array if recipe.inverse is None else array.transpose(recipe.inverse)
+
+
+class Arrival:
+    """A new tensor on a GPU, and its payload on the way there."""
+
+    __slots__ = ("_flat", "_landing", "tensor")
+
+    def __init__(self, tensor: Any, flat: Any, device: GpuDevice) -> None:
+        self.tensor = tensor
+        self._flat, self._landing = flat, Landing(device)
+
+    def buffer(self) -> Any:
+        """Returns pinned memory to read the payload into, or None. Raises InternalError."""
+        return self._landing.buffer(self._flat) if self._flat.nbytes else None
+
+    def landed(self, nbytes: int) -> None:
+        """So much of the payload is in that memory."""
+        self._landing.landed(nbytes)
+
+    def filled(self, data: Any) -> Any:
+        """The tensor, with the payload from that memory or another one."""
+        if self._flat.nbytes:
+            self._landing.fill(self._flat, data)
+        return self.tensor
 
 
 class _Described:

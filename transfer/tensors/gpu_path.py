@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
-from transfer.tensors import device
 from transfer.tensors.export import (
     Exported,
+    begun,
+    device_of,
     export,
     export_flat,
     on_device,
     settled,
     staged,
 )
-from transfer.tensors.gpu_array import Flat
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
-from transfer.transports.errors import RegistrationError
+from transfer.transports.errors import DeviceError, RegistrationError
+from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from transfer.sockets.tracker import Tracker
@@ -60,33 +62,39 @@ def send_from_device(
             # A peer with another transport has connected, the core does not support device memory, or the
             # card refuses this memory.
             _warn_unless_tried(f"a tensor on a GPU is copied through the host after all: {error}", error)
-    bits, header, buffer = staged(tensor, exported)
+    bits, header, buffer = begun(tensor, exported)
     # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
-    tracker: Tracker | None = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
+    frames = [(bits, 0, topic, header, buffer)]
+    tracker = _send_while_filled(lambda: socket._send_outframes(frames, flags, track, False), [buffer])
     return tracker if track or direct else None
+
+
+def _send_while_filled(send: Callable[[], Tracker | None], buffers: list[Any]) -> Tracker | None:
+    """Sends, and waits until the copies from the GPU are done, from which connections write meanwhile."""
+    try:
+        return send()
+    finally:
+        # A signal handler that raised must not leave a message half filled.
+        error = uninterrupted(partial(_fill, buffers), None)
+        if error is not None:
+            raise error
+
+
+def _fill(buffers: list[Any]) -> Exception | None:
+    """Waits for all of them. The first error is returned, not raised."""
+    found: Exception | None = None
+    for buffer in buffers:
+        try:
+            if hasattr(buffer, "complete"):
+                buffer.complete()
+        except (DeviceError, RuntimeError) as error:  # the libraries' are of the last kind
+            found = found or error
+    return found
 
 
 def _direct_route(socket: Any, flat: Any, flags: int) -> gpu.GpuRoute:
     asked = getattr(socket, "_tensor_capabilities", None)
     return way_of(flat, Capabilities() if asked is None else asked(flags)).route
-
-
-def exporter_for(socket: Any, tensors: Iterable[Any], flags: int) -> Callable[[Any], Exported] | None:
-    """How tensors of one message are exported so that those on a GPU stay there; None: none of them can."""
-    asked = getattr(socket, "_tensor_capabilities", None)
-    can = Capabilities() if asked is None else asked(flags)
-    if not can.maps_gpus or not any(map(on_device, tensors)):
-        return None
-    only = Capabilities(maps_gpus=can.maps_gpus)
-
-    def export_one(tensor: Any) -> Exported:
-        if not on_device(tensor):
-            return export(tensor)
-        exported = export_flat(tensor)
-        way = _on_gpu if way_of(exported[2], only).route is gpu.GpuRoute.MAPPED else staged
-        return way(tensor, exported)
-
-    return export_one
 
 
 def send_bundle(
@@ -98,16 +106,54 @@ def send_bundle(
     copy: bool | None,
 ) -> Tracker | None:
     """Sends several tensors as one message. frames_with: makes its frames, given an exporter or not."""
-    exporter = exporter_for(socket, tensors.values(), flags) if isinstance(tensors, Mapping) else None
     sent: Tracker | None
-    if exporter is not None:
+    if not (_is_gpu_used() and isinstance(tensors, Mapping) and any(map(on_device, tensors.values()))):
+        sent = socket._send_outframes(frames_with(), flags, track, copy)
+        return sent
+    asked = getattr(socket, "_tensor_capabilities", None)
+    can = Capabilities(maps_gpus=frozenset() if asked is None else asked(flags).maps_gpus)
+    if can.maps_gpus:
         try:
-            sent = socket._send_outframes(frames_with(exporter), flags, track, copy)
+            sent = socket._send_outframes(frames_with(partial(_export_mapped, can)), flags, track, copy)
             return sent
         except (TypeError, BufferError, RegistrationError) as error:
             _warn_unless_tried(f"tensors on a GPU are copied through the host after all: {error}", error)
-    sent = socket._send_outframes(frames_with(), flags, track, copy)
-    return sent
+    begins = _Begins()
+    frames = frames_with(begins)
+    # Nobody else has the copies.
+    held = False if copy is None and all(map(on_device, tensors.values())) else copy
+    sent = _send_while_filled(lambda: socket._send_outframes(frames, flags, track, held), begins.buffers)
+    return sent if track or copy is False else None
+
+
+def _is_gpu_used() -> bool:
+    """Whether this process may have a tensor on a GPU: known without a look at each."""
+    torch = sys.modules.get("torch")
+    own = "transfer.transports.core.native.cuda" in sys.modules
+    return own or "cupy" in sys.modules or (torch is not None and torch.cuda.is_initialized())
+
+
+def _export_mapped(can: Capabilities, tensor: Any) -> Exported:
+    """As `export`; on its GPU where peers map it."""
+    if not on_device(tensor):
+        return export(tensor)
+    exported = export_flat(tensor)
+    way = _on_gpu if way_of(exported[2], can).route is gpu.GpuRoute.MAPPED else staged
+    return way(tensor, exported)
+
+
+class _Begins:
+    """As `export`, with copies that only begin: `buffers` are the tensors' that are on a GPU."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Any] = []
+
+    def __call__(self, tensor: Any) -> Exported:
+        if not on_device(tensor):
+            return export(tensor)
+        exported = begun(tensor, export_flat(tensor))
+        self.buffers.append(exported[2])
+        return exported
 
 
 def _on_gpu(tensor: Any, exported: Exported) -> Exported:
@@ -117,12 +163,9 @@ def _on_gpu(tensor: Any, exported: Exported) -> Exported:
     assert driver is not None
     assert memory is not None
     index = driver.device_of(memory.pointer) or 0
-    if isinstance(flat, Flat):
-        stream, copied = flat.stream, flat.copied
-    else:
-        where = device.device_of(tensor)
-        current, stream = where.current()
-        copied = partial(where.copied, flat, current)
+    where = device_of(tensor, flat)
+    current, stream = where.current()
+    copied = partial(where.copied, flat, current)
     memory = replace(memory, index=index)
     return bits, header, gpu.OnGpu(flat, memory, driver.uuid(index), stream, copied)
 

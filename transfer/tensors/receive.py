@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
 from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Entry, Index, unpack_bundle
+from transfer.tensors.gpu_builders import Arrival, GpuBuilder
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transfer.transports.core.wire import Flag
@@ -33,13 +34,17 @@ class _Receiver(Protocol):
 
 def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
     """Receives one tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
-    sink = _expect_for_numpy if builder is NUMPY else _sink_for(builder)
+    sink: Any = _expect_for_numpy
+    if builder is not NUMPY:
+        sink = _OntoGpu(builder) if isinstance(builder, GpuBuilder) else _sink_for(builder)
     frames = socket._recv_frames(flags, sink)
     try:
         frame, recipe = _single(frames)
     except TensorMismatch:
         socket._unreceive(frames)
         raise
+    if type(sink) is _OntoGpu and frame.data is sink.placed and not frame.flags & _LZ4:
+        return sink.arrival.filled(frame.data)
     return _built(frame, recipe, builder)
 
 
@@ -59,7 +64,7 @@ def _built(frame: Any, recipe: Recipe, builder: Builder) -> Any:
 
 def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
     """Receives one tensor in memory of the caller. Raises as `TensorMethods.recv_tensor`."""
-    sink = _IntoTarget(target)
+    sink = _IntoGpu(target) if target.on_gpu else _IntoTarget(target)
     frames = socket._recv_frames(flags, sink)
     try:
         frame, recipe = _single(frames)
@@ -100,6 +105,17 @@ class _IntoTarget:
         return recipe
 
 
+class _IntoGpu(_IntoTarget):
+    """The same for memory of a GPU."""
+
+    __slots__ = ()
+
+    def landed(self, nbytes: int) -> None:
+        """The core has read so much of the payload into what was given last."""
+        assert self._target.on_gpu
+        self._target.landed(nbytes)
+
+
 def _expect_tensor(meta: bytes | None) -> Recipe:
     """Returns the recipe of a single tensor. Raises TensorMismatch for anything else, or ProtocolError."""
     recipe = known_recipes.get(meta)
@@ -127,7 +143,7 @@ def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> N
         NUMPY.check(recipe)
 
 
-def _sink_for(builder: Builder) -> Sink:
+def _sink_for(builder: Builder | GpuBuilder) -> Sink:
     def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
         if _may_be_delimiter(meta, nbytes):
             return
@@ -136,6 +152,33 @@ def _sink_for(builder: Builder) -> Sink:
         builder.check(recipe)
 
     return sink
+
+
+class _OntoGpu:
+    """The sink of one tensor for a new one on a GPU. placed: the memory that it gave last, of `arrival`."""
+
+    __slots__ = ("_builder", "_check", "arrival", "placed")
+
+    def __init__(self, builder: GpuBuilder) -> None:
+        self._builder, self._check = builder, _sink_for(builder)
+        self.arrival: Any = None
+        self.placed: Any = None
+
+    def __call__(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
+        self.arrival = self.placed = None
+        self._check(meta, topic, nbytes)
+        if nbytes >= LARGE:
+            self.arrival = self._builder.arrival(_expect_tensor(meta))
+            self.placed = self.arrival.buffer()
+        return self.placed
+
+    def on_gpu(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
+        """The core asks this for a payload that is on a GPU already."""
+        self._check(meta, topic, nbytes)
+
+    def landed(self, nbytes: int) -> None:
+        """The core has read so much of the payload into what was given last."""
+        self.arrival.landed(nbytes)
 
 
 def _may_be_delimiter(meta: bytes | None, nbytes: int) -> bool:
@@ -186,7 +229,8 @@ def receive_bundle(
     socket: _Receiver, flags: int, builder: Builder, targets: Mapping[str, Target] | None
 ) -> tuple[dict[str, Any], Any]:
     """Receives a dict of tensors and its metadata. Raises as `TensorMethods.recv_tensors`."""
-    arrival = BundleArrival(builder, targets)
+    on_gpu = isinstance(builder, GpuBuilder) if targets is None else any(t.on_gpu for t in targets.values())
+    arrival = (_GpuBundleArrival if on_gpu else BundleArrival)(builder, targets)
     frames = socket._recv_frames(flags, arrival)
     try:
         return arrival.finish(frames)
@@ -227,15 +271,16 @@ def _with_sender(arrival: BundleArrival, frames: list[Any]) -> tuple[bytes, dict
 class BundleArrival:
     """One message of `send_tensors` while it arrives: the sink of the socket, then `finish`."""
 
-    __slots__ = ("_builder", "_head", "_index", "_placed", "_position", "_targets")
+    __slots__ = ("_builder", "_head", "_index", "_placed", "_places", "_position", "_targets")
 
-    def __init__(self, builder: Builder, targets: Mapping[str, Target] | None) -> None:
+    def __init__(self, builder: Builder | GpuBuilder, targets: Mapping[str, Target] | None) -> None:
         self._builder = builder
         self._targets = targets
         self._index: Index | None = None
         self._head: tuple[BundleHeader, bytearray] | None = None
         self._position = -1
         self._placed: dict[int, Any] = {}
+        self._places = targets is not None
 
     # -- before a frame is read
 
@@ -253,7 +298,7 @@ class BundleArrival:
             if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
                 return self._first(meta, nbytes)
             check_length(recipe_for(meta), nbytes)
-        if self._targets is None:
+        if not self._places:
             return None
         if self._head is not None:
             self._read_head()
@@ -262,15 +307,17 @@ class BundleArrival:
     def _place(self, index: Index, meta: bytes, on_gpu: bool) -> Any:
         """Returns memory of the caller for a separate frame. Compressed frames do not pass here, so the next
         entry with this header is only likely the right one; `_fill` corrects that."""
-        assert self._targets is not None
         for position in range(self._position, len(index.own)):
             entry = index.own[position]
             if entry.header == meta:
                 self._position = position + 1
-                buffer = None if on_gpu else self._targets[entry.name].buffer_for(entry.recipe)
-                self._placed[position] = buffer
+                buffer = self._placed[position] = None if on_gpu else self._buffer_for(entry)
                 return buffer
         raise ProtocolError("tensor", "a frame that is not in the index of its bundle")
+
+    def _buffer_for(self, entry: Entry) -> Any:
+        assert self._targets is not None
+        return self._targets[entry.name].buffer_for(entry.recipe)
 
     def _first(self, meta: bytes | None, nbytes: int) -> Any:
         if meta is None:
@@ -286,7 +333,7 @@ class BundleArrival:
             raise ProtocolError("length", f"{nbytes} bytes in the first frame of a bundle")
         if header.index is not None:
             self._check(header.index)
-        elif self._targets is not None and nbytes <= _MAX_HEAD:
+        elif self._places and nbytes <= _MAX_HEAD:
             # the index is needed before the next frame, so it is read into memory of this object
             self._head = header, bytearray(nbytes)
             return self._head[1]
@@ -348,7 +395,7 @@ class BundleArrival:
         return self._build(index, frames, data, header.start), metadata
 
     def _build(self, index: Index, frames: list[Any], packed: Any, start: int) -> dict[str, Any]:
-        build = self._builder.build
+        build = self._build_one
         tensors: dict[str, Any] = {}
         position = 0
         for entry in index.entries:
@@ -367,6 +414,9 @@ class BundleArrival:
                 check_length(recipe, len(data))
             tensors[entry.name] = build(recipe, data)
         return tensors
+
+    def _build_one(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
+        return self._builder.build(recipe, data, offset)
 
     def _fill(self, index: Index, frames: list[Any], packed: Any, start: int) -> dict[str, Any]:
         if self._index is not index:
@@ -395,6 +445,42 @@ class BundleArrival:
             if entry.offset is not None:
                 self._targets[entry.name].fill(entry.recipe, packed, start + entry.offset)
         return {entry.name: self._targets[entry.name].out for entry in index.entries}
+
+
+class _GpuBundleArrival(BundleArrival):
+    """The same where targets, or the tensors to make, are on a GPU."""
+
+    __slots__ = ("_arrivals", "_landed")
+
+    def __init__(self, builder: Builder | GpuBuilder, targets: Mapping[str, Target] | None) -> None:
+        super().__init__(builder, targets)
+        self._places = True
+        #: (memory that was given, the tensor that its payload is for), by the memory's identity
+        self._arrivals: dict[int, tuple[Any, Arrival]] = {}
+        self._landed: Any = None
+
+    def _buffer_for(self, entry: Entry) -> Any:
+        if self._targets is None:
+            return self._arrival_of(entry)
+        self._landed = getattr(self._targets[entry.name], "landed", None)
+        return super()._buffer_for(entry)
+
+    def _arrival_of(self, entry: Entry) -> Any:
+        assert isinstance(self._builder, GpuBuilder)
+        arrival = self._builder.arrival(entry.recipe)
+        buffer, self._landed = arrival.buffer(), arrival.landed
+        if buffer is not None:
+            self._arrivals[id(buffer)] = buffer, arrival
+        return buffer
+
+    def landed(self, nbytes: int) -> None:
+        """The core has read so much of the payload into what was given last."""
+        if self._landed is not None:
+            self._landed(nbytes)
+
+    def _build_one(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
+        _, arrival = self._arrivals.get(id(data), (None, None))
+        return super()._build_one(recipe, data, offset) if arrival is None else arrival.filled(data)
 
 
 def _expect_bundle(meta: bytes | None) -> BundleHeader:

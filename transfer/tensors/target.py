@@ -7,7 +7,7 @@ any. Where that is the caller's own (`direct`) nothing is left to do; else `fill
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from transfer.tensors import device
 from transfer.tensors.build import NUMPY, TORCH, Recipe
@@ -23,7 +23,7 @@ class _NumpyTarget:
 
     __slots__ = ("out",)
     direct = True
-    on_gpu = False
+    on_gpu: Literal[False] = False
 
     def __init__(self, out: Any) -> None:
         if not out.flags.writeable:
@@ -85,10 +85,15 @@ class TorchTarget:
         if plain is None:
             return None
         if self._landing is not None:
-            return self._landing.buffer(recipe.nbytes)
+            return self._landing.buffer(plain.reshape(-1).view(sys.modules["torch"].uint8))
         if recipe.torch_view is not None:
             plain = plain.view(getattr(sys.modules["torch"], recipe.torch_view))
         return plain.numpy().reshape(-1).view(_BYTES)
+
+    def landed(self, nbytes: int) -> None:
+        """So much of the payload is in `buffer_for`'s memory: on a GPU it is copied there."""
+        if self._landing is not None:
+            self._landing.landed(nbytes)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies a payload that arrived in other memory; on a GPU the current stream waits for the copy."""
@@ -114,7 +119,7 @@ class CupyTarget:
 
     __slots__ = ("_landing", "out")
     direct = False
-    on_gpu = True
+    on_gpu: Literal[True] = True
 
     def __init__(self, out: Any) -> None:
         self.out = out
@@ -131,7 +136,11 @@ class CupyTarget:
 
     def buffer_for(self, recipe: Recipe) -> Any:
         """Returns pinned memory, which `fill` copies from, or None."""
-        return self._landing.buffer(recipe.nbytes)
+        return self._landing.buffer(self._ordered(recipe).reshape(-1).view(_BYTES)) if recipe.nbytes else None
+
+    def landed(self, nbytes: int) -> None:
+        """So much of the payload is in that memory."""
+        self._landing.landed(nbytes)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies a payload; the current stream waits for the copy."""
@@ -148,7 +157,7 @@ class _MemoryTarget:
 
     __slots__ = ("_view", "out")
     direct = True
-    on_gpu = False
+    on_gpu: Literal[False] = False
 
     def __init__(self, out: Any) -> None:
         try:
@@ -181,13 +190,14 @@ class _MemoryTarget:
 class ArrayTarget:
     """An array on a GPU that only has `__cuda_array_interface__`, without gaps in C order."""
 
-    __slots__ = ("_dtype", "_flat", "out")
+    __slots__ = ("_dtype", "_flat", "_landing", "out")
     direct = False
-    on_gpu = True
+    on_gpu: Literal[True] = True
 
     def __init__(self, out: Any) -> None:
         self.out = out
         self._flat = export_array(out)[2]
+        self._landing = None if self._flat is None else device.Landing(self._flat.device)
         if out.__cuda_array_interface__["data"][1]:
             raise TensorMismatch("out= is read-only")
         self._dtype = numpy_dtype(out.__cuda_array_interface__)
@@ -204,13 +214,19 @@ class ArrayTarget:
             raise TensorMismatch("the tensor that arrived is in another order of axes than out=")
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """Returns None: `fill` copies."""
-        return None
+        """Returns pinned memory, which `fill` copies from, or None."""
+        return None if self._landing is None else self._landing.buffer(self._flat)
+
+    def landed(self, nbytes: int) -> None:
+        """So much of the payload is in that memory."""
+        if self._landing is not None:
+            self._landing.landed(nbytes)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies a payload, in the order of the array's stream."""
-        if self._flat is not None:
-            self._flat.fill(data if gpu.is_payload(data) else _part(recipe, data, offset))
+        if self._landing is not None:
+            data = data if self._landing.takes(data) else _part(recipe, data, offset)
+            self._landing.fill(self._flat, data)
 
 
 Target = _NumpyTarget | TorchTarget | CupyTarget | ArrayTarget | _MemoryTarget

@@ -18,7 +18,8 @@
 #define MOST_MAPPERS 60
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
-       INVALID_CONTEXT = 201, MAP_FAILED_ = 205, INVALID_HANDLE = 400, NOT_READY = 600, NOT_SUPPORTED = 801 };
+       INVALID_CONTEXT = 201, MAP_FAILED_ = 205, INVALID_HANDLE = 400, NOT_READY = 600, NOT_REGISTERED = 713,
+       NOT_SUPPORTED = 801 };
 
 typedef uint64_t pointer_t;
 
@@ -276,6 +277,27 @@ static void drop(struct allocation *one) {
     free(one);
 }
 
+/* Memory of the host that is pinned: what copies from and to it returns at once. */
+static struct range { uintptr_t begin, end; } pinned[4096];
+
+static int is_pinned(const char *address, size_t size) {
+    uintptr_t begin = (uintptr_t)address;
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4096 && !found; i++) found = begin >= pinned[i].begin && begin + size <= pinned[i].end;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int change_pinned(uintptr_t begin, uintptr_t end, uintptr_t before) {
+    int answer = before ? NOT_REGISTERED : OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4096 && answer; i++)
+        if (pinned[i].begin == before) { pinned[i] = (struct range){begin, end}; answer = SUCCESS; }
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+
 static int entered(void) { return depth ? SUCCESS : INVALID_CONTEXT; }
 
 API int cuMemAlloc_v2(pointer_t *pointer, size_t size) {
@@ -331,8 +353,21 @@ API int cuMemcpyAsync(pointer_t target, pointer_t source, size_t size, void *str
     atomic_fetch_add(&counted[0], 1);
     atomic_fetch_add(&counted[1], size);
     submit(stream_of(stream), work);
-    if (to_host || from_host) drain(stream_of(stream));   /* memory that is not pinned */
+    if ((to_host && !is_pinned(work.target, size)) || (from_host && !is_pinned(work.source, size)))
+        drain(stream_of(stream));
     return SUCCESS;
+}
+
+API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
+    if (entered()) return INVALID_CONTEXT;
+    if (flags != 1 || !size) return INVALID_VALUE;
+    return change_pinned((uintptr_t)address, (uintptr_t)address + size, 0);
+}
+
+API int cuMemHostUnregister(void *address) {
+    if (entered()) return INVALID_CONTEXT;
+    drain_all();
+    return change_pinned(0, 0, (uintptr_t)address);
 }
 
 /* A kernel of the tests: fills memory after a delay. */
@@ -583,6 +618,7 @@ API int cuGetErrorName(int code, const char **name) {
     case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; return SUCCESS;
     case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; return SUCCESS;
     case MAP_FAILED_: *name = "CUDA_ERROR_MAP_FAILED"; return SUCCESS;
+    case NOT_REGISTERED: *name = "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"; return SUCCESS;
     case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; return SUCCESS;
     default: return INVALID_VALUE;
     }

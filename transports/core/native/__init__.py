@@ -8,6 +8,7 @@ connection       a link as Python sees it: its counters and limits, and why it e
 cuda             memory, copies, events and handles of a GPU, for any thread
 dlpack           DLPack's capsules, given and read
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
+filling          memory that is sent while it is filled, from its beginning on
 flusher          the native thread as Python sees it, and the release of finished Python objects
 gpu_payload      a payload in memory of a GPU, as a frame's data
 header           parses the first bytes of a frame: every length is checked here, before memory is allocated

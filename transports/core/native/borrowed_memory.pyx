@@ -73,6 +73,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
     segment.borrowed = 0
     link.borrowed -= 1
     segment.data = copy
+    segment.ready = NULL            # it is full: see Outgoing.own_all
     segment.size = size - first
     segment.done -= first
     segment.capacity = size - first if size > first else 1

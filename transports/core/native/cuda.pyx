@@ -21,6 +21,7 @@ from transfer.transports.core.native.libcuda cimport (
 )
 
 cdef enum:
+    PORTABLE = 1                        # of cuMemHostRegister: pinned for every GPU
     PER_THREAD = 2                      # the number of the default stream of each thread
 
 
@@ -62,6 +63,24 @@ cdef class GpuContext:
             code = cuda.cuMemFree_v2(pointer)
         leave()
         check(code, "freeing memory of a GPU")
+
+    def pin(self, size_t address, size_t nbytes):
+        """Pins memory of the host, which all GPUs copy from and to by themselves then."""
+        cdef int code
+        self.enter()
+        with nogil:
+            code = cuda.cuMemHostRegister_v2(<void*>address, nbytes, PORTABLE)
+        leave()
+        check(code, f"pinning {nbytes} bytes")
+
+    def unpin(self, size_t address):
+        """Of `pin`. Waits for the copies."""
+        cdef int code
+        self.enter()
+        with nogil:
+            code = cuda.cuMemHostUnregister(<void*>address)
+        leave()
+        check(code, "unpinning memory")
 
     def copy(self, uint64_t target, uint64_t source, size_t nbytes, size_t stream):
         """Starts a copy between memory of any kind, behind the work of this stream. With memory of the host

@@ -90,7 +90,7 @@ cdef class Incoming(Fetched):
                 self.check(frame, self.large_checksum)
                 if sink is not None and self.large_hold is None and self.large_sink is not sink:
                     self.pour(frame, sink)
-                self.large_hold = self.large_sink = None
+                self.large_hold = self.large_sink = self.large_landed = None
                 return frame
             available = reader.end - reader.start
             if available >= HEADER:
@@ -321,7 +321,8 @@ cdef class Incoming(Fetched):
             self.large.data = target
             self.spare = None
             self.large_data = data
-            self.large_size = self.expect_size
+            self.large_size = self.large_report = self.expect_size
+            self.large_landed = None
             self.large_done = beyond
             self.large_checksum = header.checksum
             reader.start = reader.end = 0

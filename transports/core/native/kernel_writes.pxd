@@ -46,6 +46,7 @@ cdef enum:
     FULL = 1
     WOULD_BLOCK = 3
     GONE = 4                  # of settle_one: the segment may have left the queue
+    UNREADY = 5               # of link_write: the next bytes are still being filled (filling.pyx)
     BROKEN = -1
     NO_MEMORY = -2
 
@@ -62,6 +63,7 @@ cdef struct segment_t:
     int starts_inside         # the first byte continues an earlier message
     int borrowed              # the caller needs it back soon: link_settle copies the rest
     int payload               # the payload of the frame whose header ends the previous segment
+    uint64_t* ready           # NULL, or how much of it is there: it is written while it is filled
     PyObject* owner           # keeps the memory alive; touched under the GIL only
     PyObject* released        # called once when the segment is finished
 
@@ -159,12 +161,13 @@ cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
 cdef bint link_gathers(link_t* link) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil
+cdef bint is_unready(segment_t* segment) noexcept nogil
 cdef void link_notice_room(link_t* link) noexcept nogil
 cdef void link_watch_room(link_t* link, pollfd* room) noexcept nogil
 cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil
 cdef void link_give_up_begun(link_t* link) noexcept nogil
 cdef void link_arm(link_t* link) noexcept nogil
+cdef void wake(flusher_t* flusher) noexcept nogil
 cdef void link_arm_credit(link_t* link) noexcept nogil
 cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,
                           uint64_t data, uint32_t checksum) noexcept nogil
-cdef void link_dispose(link_t* link) noexcept nogil

@@ -20,6 +20,7 @@ from transfer.transports.core.native.atomic cimport (
 from transfer.transports.core.native.system cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, iovec, msghdr, pollfd, sched_yield, sendmsg,
 )
+from transfer.transports.core.native.filling cimport load_ready
 from transfer.transports.core.native.ring cimport ring_look, ring_pause, ring_unread_messages, ring_write
 from transfer.transports.core.native.ring_requests cimport ring_free, ring_room_fd
 from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
@@ -243,7 +244,8 @@ cdef int link_broken(link_t* link, int error) noexcept nogil:
 
 cdef int link_write(link_t* link) noexcept nogil:
     """Writes what the kernel takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
-    WOULD_BLOCK: the kernel is full, or the round is over, and the flusher continues. BROKEN."""
+    WOULD_BLOCK: the kernel is full, or the round is over, and the flusher continues. UNREADY: whoever fills
+    the next bytes continues. BROKEN."""
     cdef size_t done = 0
     cdef ssize_t written
     cdef int error
@@ -257,6 +259,8 @@ cdef int link_write(link_t* link) noexcept nogil:
         if error:
             return link_broken(link, error)
     while link.queued_bytes > 0:
+        if link_waits(link):
+            return UNREADY
         if link.ring != NULL:
             written = write_by_rdma(link)
         else:
@@ -282,17 +286,35 @@ cdef int link_write(link_t* link) noexcept nogil:
     return OK
 
 
+cdef bint is_unready(segment_t* segment) noexcept nogil:
+    return segment.ready != NULL and load_ready(segment.ready) < segment.size
+
+
+cdef bint link_waits(link_t* link) noexcept nogil:
+    """Whether there is nothing to write, although something is queued: it is still being filled."""
+    cdef segment_t* segment = link.head
+    if link.tls != NULL and tls_unsent(link.tls):
+        return False
+    while segment != NULL and segment.done == segment.size:
+        segment = segment.next
+    return segment != NULL and segment.ready != NULL and load_ready(segment.ready) <= segment.done
+
+
 cdef int gather(link_t* link, iovec* vectors, size_t slice) noexcept nogil:
     """Collects the front of the queue, up to about `slice` bytes; returns the number of vectors."""
     cdef segment_t* segment = link.head
     cdef int count = 0
     cdef size_t total = 0
+    cdef size_t end
     while segment != NULL and count < MAX_IOV and total < slice:
-        if segment.size > segment.done:
+        end = segment.size if segment.ready == NULL else load_ready(segment.ready)
+        if end > segment.done:
             vectors[count].iov_base = segment.data + segment.done
-            vectors[count].iov_len = slice_of(segment.size - segment.done, slice - total, slice)
+            vectors[count].iov_len = slice_of(end - segment.done, slice - total, slice)
             total += vectors[count].iov_len
             count += 1
+        if end < segment.size:
+            break
         segment = segment.next
     return count
 
@@ -474,21 +496,3 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
             flusher.credit_tail.next_credit = link
         flusher.credit_tail = link
     pthread_mutex_unlock(&flusher.mutex)
-
-
-cdef void link_dispose(link_t* link) noexcept nogil:
-    """Gives a closed link to the flusher thread, which alone knows when it is unused."""
-    cdef flusher_t* flusher = link.flusher
-    cdef int running
-    if flusher.generation != fork_generation:
-        # In a forked child there is no thread, and its mutex may be held for ever: let it leak.
-        return
-    pthread_mutex_lock(&flusher.mutex)
-    running = flusher.running
-    if running:
-        link.next_dead = flusher.dead
-        flusher.dead = link
-        wake(flusher)
-    pthread_mutex_unlock(&flusher.mutex)
-    if not running:
-        link_free(link)

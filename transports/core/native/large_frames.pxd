@@ -16,6 +16,8 @@ cdef class Large(Outgoing):
     cdef Frame large                # the frame that is being received
     cdef object large_hold          # the sink's memory, if it goes there
     cdef object large_sink          # the sink that was called for it
+    cdef object large_landed        # tells it how much has come, from time to time; None: it does not ask
+    cdef size_t large_report        # the next time
     cdef char* large_data
     cdef size_t large_size
     cdef size_t large_done
@@ -33,6 +35,7 @@ cdef class Large(Outgoing):
     cdef object pour(self, Frame frame, object sink)
     cdef int leave_sink(self) except -1
     cdef int read_large(self, reader_t* reader) except -1
+    cdef bint report(self) except -1
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1
     cdef object failed_ring(self, int error)
     cdef int done_reading(self) except -1

@@ -34,6 +34,7 @@ from transfer.transports.core.native.tls cimport SPILL, tls_read
 
 cdef enum:
     HUGE = 4 * 1024 * 1024
+    PIECE = 4 * 1024 * 1024         # what has come is reported to the sink after so many bytes
 
 
 cdef class Large(Outgoing):
@@ -90,7 +91,12 @@ cdef class Large(Outgoing):
         if sink is not None and not header.flags & F_LZ4:
             target = self.ask(sink, frame, size)
             self.large_sink = sink
+        self.large_landed = None
+        self.large_report = size
         if target is not None:
+            self.large_landed = getattr(sink, "landed", None)
+            if self.large_landed is not None:
+                self.large_report = min(size, here + PIECE)
             held = HeldBuffer(target)
             if held.view.readonly or <size_t>held.view.len != size:
                 raise InternalError(f"a sink gave {held.view.len} bytes for {size}, or read-only ones")
@@ -124,7 +130,8 @@ cdef class Large(Outgoing):
         cdef Lease lease
         cdef Frame frame = self.large
         cdef HeldBuffer held = self.large_hold
-        self.large_sink = None
+        self.large_sink = self.large_landed = None
+        self.large_report = self.large_size
         if frame is None or held is None:
             return 0
         self.large = None
@@ -158,39 +165,54 @@ cdef class Large(Outgoing):
                     following = self.expect_head
             vectors[1].iov_base = reader.data
             vectors[1].iov_len = following
-            if self.link.closed:
-                self.end_reading()
-            self.link.reading = 1
-            with nogil:
-                while (self.large_done < self.large_size and not load_int(&self.link.leaving)
-                       and not load_int(&self.link.closed)):
-                    left = self.large_size - self.large_done
-                    vectors[0].iov_base = self.large_data + self.large_done
-                    vectors[0].iov_len = slice_of(left, SLICE, SLICE)
-                    count = receive(self.link, vectors, 2 if vectors[0].iov_len == left else 1)
-                    if count <= 0:
-                        error = errno
-                        if count < 0 and error == EINTR:
-                            continue
-                        break
-                    if <size_t>count > left:
-                        reader.end = count - left
-                        count = left
-                    self.large_done += count
-                    store_signed(&self.link.last_received, now_ns())   # for checks of signs of life
-                    if count >= SLICE // 2 and self.large_size >= HUGE:
-                        sched_yield()
-            self.done_reading()
+            while True:
+                if self.link.closed:
+                    self.end_reading()
+                self.link.reading = 1
+                with nogil:
+                    while (self.large_done < self.large_report and not load_int(&self.link.leaving)
+                           and not load_int(&self.link.closed)):
+                        left = self.large_size - self.large_done
+                        vectors[0].iov_base = self.large_data + self.large_done
+                        vectors[0].iov_len = slice_of(left, SLICE, SLICE)
+                        count = receive(self.link, vectors, 2 if vectors[0].iov_len == left else 1)
+                        if count <= 0:
+                            error = errno
+                            if count < 0 and error == EINTR:
+                                continue
+                            break
+                        if <size_t>count > left:
+                            reader.end = count - left
+                            count = left
+                        self.large_done += count
+                        store_signed(&self.link.last_received, now_ns())   # for checks of signs of life
+                        if count >= SLICE // 2 and self.large_size >= HUGE:
+                            sched_yield()
+                self.done_reading()
+                if not self.report():
+                    break
             if self.large_done < self.large_size:
                 if count > 0 or (count < 0 and error == EAGAIN):
                     return 0
                 self.large = None
-                self.large_hold = self.large_sink = None
+                self.large_hold = self.large_sink = self.large_landed = None
                 self.took(NULL, count, error)
         store_int(&self.link.turn, 1)
         self.hungry = False
         reader.large = 1
         return 1
+
+    cdef bint report(self) except -1:
+        """Tells the sink how much has come, if it is time: whether more is to be read."""
+        if self.large_landed is None or self.large_done < self.large_report:
+            return False
+        self.large_report = min(self.large_size, self.large_done + PIECE)
+        try:
+            self.large_landed(self.large_done)
+        except Exception:  # whoever takes the message finds out
+            self.large_landed = None
+            self.large_report = self.large_size
+        return self.large_done < self.large_size
 
     # --- every read ------------------------------------------------------------------------------
 
@@ -260,7 +282,7 @@ cdef class Large(Outgoing):
     cdef int drop_unread(self) except -1:
         """Frees the memory of undelivered messages. A read in progress holds the memory that it writes to."""
         self.large = None
-        self.large_hold = self.large_sink = None
+        self.large_hold = self.large_sink = self.large_landed = None
         self.spare = None
         self.parts = None
         self.refused = False

@@ -33,6 +33,8 @@ cdef struct cuda_t:
     int (*cuPointerGetAttribute)(void*, int, uint64_t) noexcept nogil
     int (*cuMemAlloc_v2)(uint64_t*, size_t) noexcept nogil
     int (*cuMemFree_v2)(uint64_t) noexcept nogil
+    int (*cuMemHostRegister_v2)(void*, size_t, unsigned int) noexcept nogil
+    int (*cuMemHostUnregister)(void*) noexcept nogil
     int (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void*) noexcept nogil
     int (*cuStreamCreate)(void**, unsigned int) noexcept nogil
     int (*cuStreamDestroy_v2)(void*) noexcept nogil

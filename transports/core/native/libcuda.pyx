@@ -57,6 +57,8 @@ cdef int load() except -1:
     find(library, "cuPointerGetAttribute", <void**>&cuda.cuPointerGetAttribute)
     find(library, "cuMemAlloc_v2", <void**>&cuda.cuMemAlloc_v2)
     find(library, "cuMemFree_v2", <void**>&cuda.cuMemFree_v2)
+    find(library, "cuMemHostRegister_v2", <void**>&cuda.cuMemHostRegister_v2)
+    find(library, "cuMemHostUnregister", <void**>&cuda.cuMemHostUnregister)
     find(library, "cuMemcpyAsync", <void**>&cuda.cuMemcpyAsync)
     find(library, "cuStreamCreate", <void**>&cuda.cuStreamCreate)
     find(library, "cuStreamDestroy_v2", <void**>&cuda.cuStreamDestroy_v2)

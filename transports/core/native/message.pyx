@@ -6,7 +6,8 @@ The pointers are extracted under the GIL; appending needs none.
 
 import zlib
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport ENOMEM
@@ -19,6 +20,7 @@ from transfer.transports.core.wire import MAX_TOPIC
 
 from transfer.transports.core.native.atomic cimport add, add_signed, load_int, store_int
 from transfer.transports.core.native.borrowed_memory cimport link_settle
+from transfer.transports.core.native.filling cimport Filling
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER,
@@ -40,8 +42,9 @@ cdef unsigned int checksum_of(object meta, object topic, object data):
     return zlib.crc32(data, value)
 
 
-cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list owners) except -1:
-    """Extracts the pointers of one OutFrame and keeps its objects alive in `owners`."""
+cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, bint hold, list owners) except -1:
+    """Extracts the pointers of one OutFrame and keeps its objects alive in `owners`. hold: memory stays until
+    it is written, so it may still be filled."""
     cdef HeldBuffer held
     cdef object topic
     cdef object meta
@@ -50,6 +53,7 @@ cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list ow
     out.flags = flags | (F_MORE if more else 0)
     out.sequence = sequence
     out.segment = NULL
+    out.ready = NULL
     out.checksum = 0
     out.topic = NULL
     out.topic_size = 0
@@ -70,6 +74,12 @@ cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list ow
         out.data = PyBytes_AS_STRING(data)
         out.size = PyBytes_GET_SIZE(data)
         owners.append(data)
+    elif type(data) is Filling and hold and len(data) >= LARGE and not (link.checksum or flags & F_CRC):
+        held = (<Filling>data).hold()
+        out.data = <const char*>held.view.buf
+        out.size = held.view.len
+        out.ready = &(<Filling>data).ready
+        owners.append(held)
     else:
         held = <HeldBuffer>data if type(data) is HeldBuffer else HeldBuffer(data)
         out.data = <const char*>held.view.buf
@@ -103,6 +113,7 @@ cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold,
             raise MemoryError()
         segment.data = <char*>out[i].data
         segment.size = out[i].size
+        segment.ready = out[i].ready
         segment.payload = 1
         segment.starts_inside = 1
         # bytes cannot change, so a reference is as good as a copy.
@@ -242,6 +253,40 @@ cdef size_t head_size(const char* at) noexcept nogil:
     elif header.flags & F_TENSOR:
         size += 48
     return size
+
+
+cdef class Copy:
+    """The copy of a payload, taken out of the queue without another copy: it may be gigabytes."""
+
+    cdef char* data
+    cdef Py_ssize_t size
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef object payload_of(segment_t* segment, bint first, bint foreign):
+    """A segment for `unsent_messages`; memory of this library is passed on."""
+    cdef Copy copy
+    if foreign:
+        return b""      # it counts as sent, and no reference may be left when its owner is informed
+    if segment.owner != NULL:
+        return <object>segment.owner
+    if not segment.payload:
+        return PyBytes_FromStringAndSize(segment.data, segment.size)
+    if first:
+        return b""      # its header is written, so it is never sent again
+    copy = Copy.__new__(Copy)
+    copy.data = segment.data
+    copy.size = segment.size
+    segment.capacity = 0
+    return copy
 
 
 cdef list unsent_messages(list pieces):

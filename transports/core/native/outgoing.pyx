@@ -1,8 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Outgoing: the sending half of a Stream."""
 
-from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -16,12 +15,13 @@ from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.connection cimport Connection
 from transfer.transports.core.native.flusher cimport inform, release_segments
 from transfer.transports.core.native.sizes cimport LARGE, VERY_LARGE
+from transfer.transports.core.native.filling cimport Filling
 from transfer.transports.core.native.kernel_writes cimport (
-    BROKEN, BY_REFERENCE, FULL, NO_MEMORY, OK, REFERENCE_SIZE, link_give_up_begun, link_is_full,
+    BROKEN, BY_REFERENCE, FULL, NO_MEMORY, OK, REFERENCE_SIZE, is_unready, link_give_up_begun, link_is_full,
     link_notice_fetched, link_notice_room, link_room, link_write, load_segment, segment_t, store_segment,
 )
 from transfer.transports.core.native.message cimport (
-    add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_count,
+    add_segments, drop_segments, enqueue, has_large, outgoing_t, payload_of, prepare, unsent_count,
     unsent_messages,
 )
 from transfer.transports.core.native.pool cimport HeldBuffer
@@ -29,7 +29,7 @@ from transfer.transports.core.native.ring cimport (
     ring_announce, ring_flushed, ring_look, ring_peer_fetched, ring_recall,
 )
 from transfer.transports.core.native.ring_requests cimport ring_room_fd
-from transfer.transports.core.native.system cimport pthread_mutex_unlock
+from transfer.transports.core.native.system cimport SHUT_RDWR, pthread_mutex_unlock, shutdown
 
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
@@ -49,46 +49,14 @@ cdef Py_ssize_t payload_size(data) except -1:
         return PyBytes_GET_SIZE(data)
     if type(data) is HeldBuffer:
         return (<HeldBuffer>data).view.len
+    if type(data) is Filling:
+        return (<Filling>data).view.len
     try:
         return memoryview(data).nbytes
     except TypeError:
         if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
             return data.nbytes
         raise not_a_buffer(data) from None
-
-
-cdef class Copy:
-    """The copy of a payload, taken out of the queue without another copy: it may be gigabytes."""
-
-    cdef char* data
-    cdef Py_ssize_t size
-
-    def __len__(self):
-        return self.size
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
-
-    def __dealloc__(self):
-        free(self.data)
-
-
-cdef object payload_of(segment_t* segment, bint first, bint foreign):
-    """A segment for `unsent_messages`; memory of this library is passed on."""
-    cdef Copy copy
-    if foreign:
-        return b""      # it counts as sent, and no reference may be left when its owner is informed
-    if segment.owner != NULL:
-        return <object>segment.owner
-    if not segment.payload:
-        return PyBytes_FromStringAndSize(segment.data, segment.size)
-    if first:
-        return b""      # its header is written, so it is never sent again
-    copy = Copy.__new__(Copy)
-    copy.data = segment.data
-    copy.size = segment.size
-    segment.capacity = 0
-    return copy
 
 
 cdef int release_exports(list owners) except -1:
@@ -317,7 +285,7 @@ cdef class Outgoing(Connection):
                 raise MemoryError()
         try:
             for i in range(count):
-                prepare(self.link, &out[i], frames[i], i + 1 < count, owners)
+                prepare(self.link, &out[i], frames[i], i + 1 < count, hold, owners)
                 total += out[i].size
             add_segments(out, count, owners, hold, released)
             if total < 4096:
@@ -332,6 +300,9 @@ cdef class Outgoing(Connection):
                 drop_segments(out, count)
             else:
                 number[0] = out[0].number
+                for i in range(count):
+                    if out[i].ready != NULL:
+                        (<Filling>frames[i][4]).writers.append(self)
         finally:
             if count > 1:
                 free(out)
@@ -445,6 +416,39 @@ cdef class Outgoing(Connection):
         self.flusher.reap()
         return 0
 
+    cdef bint fill_all(self) except -1:
+        """Whether a message of which nothing was written had to be waited for: it was still being filled.
+        Enters and leaves with the mutex held. One that cannot be filled counts as written."""
+        cdef segment_t* segment = self.link.head
+        while segment != NULL and (segment.done or not is_unready(segment)):
+            segment = segment.next
+        if segment == NULL:
+            return False
+        filling = <object>(<HeldBuffer>segment.owner).view.obj
+        pthread_mutex_unlock(&self.link.mutex)
+        try:
+            filling.complete()
+        except Exception:
+            self.take_mutex()
+            segment = self.link.head
+            while segment != NULL:
+                if is_unready(segment):
+                    segment.done = max(segment.done, <size_t>1)
+                segment = segment.next
+            return True
+        self.take_mutex()
+        return True
+
+    def end_writing(self, error):
+        """The rest of a message that has begun does not come: this connection ends."""
+        ended = Broken("a message could not be filled while it was sent")
+        ended.__cause__ = error
+        self.fail(ended)
+        self.take_mutex()
+        if self.link.fd >= 0:
+            shutdown(self.link.fd, SHUT_RDWR)
+        pthread_mutex_unlock(&self.link.mutex)
+
     cdef int own_all(self) except -1:
         """Copies users' memory in the queue, before its senders return or are informed. Leaves with the mutex
         held."""
@@ -454,6 +458,8 @@ cdef class Outgoing(Connection):
         while answer == OK:
             if load_int(&self.link.error):
                 link_give_up_begun(self.link)
+            if self.fill_all():
+                continue
             segment = self.link.head
             while segment != NULL:
                 if (segment.owner != NULL and not segment.borrowed and not segment.done

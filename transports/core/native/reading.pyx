@@ -24,6 +24,11 @@ cdef enum:
     FILTERED = 2
 
 
+cdef bint is_on_gpu(data):
+    """Whether it is a GpuPayload, whose module is loaded where there are some only."""
+    return type(data) is not bytes and hasattr(data, "on_host")
+
+
 cdef class Reading(Sending):
     """Reads the ready streams, each in its turn. One thread at a time, under its caller's lock."""
 
@@ -320,7 +325,8 @@ cdef class Reading(Sending):
         try:
             for frame in frames:
                 unseen = frame.flags & (F_CONTROL | F_LZ4)
-                targets.append(None if unseen else sink(frame.meta, frame.topic, len(frame.data)))
+                asked = getattr(sink, "on_gpu", sink) if is_on_gpu(frame.data) else sink
+                targets.append(None if unseen else asked(frame.meta, frame.topic, len(frame.data)))
         except ProtocolError as error:
             self.stash = None
             self.lose(message[0], error)
@@ -340,7 +346,7 @@ cdef class Reading(Sending):
         cdef Frame frame
         cdef Lease lease
         for frame in frames:
-            if type(frame.data) is not bytes and type(frame.data) is not Lease:
+            if type(frame.data) is not bytes and type(frame.data) is not Lease and not is_on_gpu(frame.data):
                 lease = room_for(self.pool, len(frame.data))
                 fill(lease, frame.data)
                 frame.data = lease

@@ -18,11 +18,12 @@ from transfer.transports.core.native.atomic cimport load_int, store_int, store_s
 from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport let_go, reader_t, release_segments
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
-from transfer.transports.core.native.kernel_writes cimport F_CONTROL, flusher_t, link_dispose, segment_t
+from transfer.transports.core.native.kernel_writes cimport F_CONTROL, flusher_t, segment_t
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.ring_channel cimport RingChannel
 from transfer.transports.core.native.ring_requests cimport ring_fail
 from transfer.transports.core.native.system cimport SHUT_RDWR, pthread_mutex_unlock, shutdown
+from transfer.transports.core.native.thread cimport link_dispose
 
 
 @cython.no_gc_clear

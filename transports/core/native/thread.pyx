@@ -14,7 +14,7 @@ from posix.unistd cimport close, read, write
 from transfer.transports.core.native.atomic cimport load, load_int, store_int
 from transfer.transports.core.native.kernel_writes cimport (
     CREDIT_KIND, CREDIT_NS, F_CONTROL, HEADER, WOULD_BLOCK, flusher_t, link_free, link_put_header,
-    link_reserve, link_t, link_watch_room, link_write, now_ns, segment_t, store_segment,
+    link_reserve, link_t, link_watch_room, link_write, now_ns, segment_t, store_segment, wake,
 )
 from transfer.transports.core.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLONESHOT,
@@ -151,6 +151,24 @@ cdef void* flusher_main(void* argument) noexcept nogil:
         worked = flush_pending(flusher)
         worked += send_due_credits(flusher)
         idle = 0 if worked else idle + 1
+
+
+cdef void link_dispose(link_t* link) noexcept nogil:
+    """Gives a closed link to the flusher thread, which alone knows when it is unused."""
+    cdef flusher_t* flusher = link.flusher
+    cdef int running
+    if flusher.generation != native_link.fork_generation:
+        # In a forked child there is no thread, and its mutex may be held for ever: let it leak.
+        return
+    pthread_mutex_lock(&flusher.mutex)
+    running = flusher.running
+    if running:
+        link.next_dead = flusher.dead
+        flusher.dead = link
+        wake(flusher)
+    pthread_mutex_unlock(&flusher.mutex)
+    if not running:
+        link_free(link)
 
 
 cdef void free_dead(flusher_t* flusher) noexcept nogil:

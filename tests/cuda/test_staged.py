@@ -1,0 +1,255 @@
+"""Tensors on a GPU over TCP, through pinned memory: copies run while the connection writes and reads. On a
+driver without a GPU; none of this ran on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+HEAD = """
+import logging, os, signal, sys, threading, time
+import numpy
+import transfer
+from transfer.tensors.pinned import POOL
+from transfer.transports.errors import *
+from tests.cuda.ends import *
+from tests.cuda.null_driver import BYTES, COPIES
+"""
+TAIL = """
+if __name__ == "__main__":
+    both(send, receive)
+"""
+SLOW = {"NULL_CUDA_DELAY_US": "1000", "TRANSFER_LOCAL": "off"}
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_in_the_order_of_streams(run, checksum):
+    """The kernel that writes it is late, the sender overwrites it as soon as it may, the receiver's stream
+    is busy."""
+    program = """
+def send(end):
+    end.socket.checksum = CHECKSUM
+    array = end.array(24 << 20, typestr="|u1")
+    for number in range(1, 6):
+        end.fill(array, number, delay=0.02)
+        end.socket.send_tensor(array, copy=number % 2 == 0)
+        end.fill(array, 99)
+    end.hear()
+    assert end.null.count(COPIES) >= 5 * 6, "piece by piece"
+    array.close()
+
+def receive(end):
+    out = end.array(24 << 20, typestr="|u1")
+    for number in range(1, 6):
+        end.fill(out, 0, delay=0.02)
+        if number % 2:
+            assert end.socket.recv_tensor(out=out) is out
+            assert end.bytes_of(out) == {number}
+        else:
+            assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {number}
+    end.tell()
+    out.close()
+"""
+    program = program.replace("CHECKSUM", str(checksum))
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_it_is_on_the_wire_before_the_last_copy(run):
+    """The receiver has the beginning while the copy of the end still waits for a kernel."""
+    program = """
+def send(end):
+    from transfer.tensors.driver_device import DriverDevice
+
+    array, scratch = end.array(16 << 20, typestr="|u1"), end.array(1)
+    end.fill(array, 5)
+    copy_out = DriverDevice.copy_out
+
+    def copy_out_late(self, flat, start, *rest):
+        if start == 12 << 20:
+            end.null.fill(scratch.pointer, 1, 1, self.current()[1], 1.0)
+        return copy_out(self, flat, start, *rest)
+
+    DriverDevice.copy_out = copy_out_late
+    began = time.monotonic()
+    end.socket.send_tensor(array)
+    assert time.monotonic() - began > 0.9
+    first, whole = end.hear()
+    assert first and whole == {5}
+
+def receive(end):
+    sizes = []
+    from transfer.tensors.device import Landing
+    landed = Landing.landed
+
+    def watched(self, nbytes):
+        sizes.append((nbytes, time.monotonic()))
+        landed(self, nbytes)
+
+    Landing.landed = watched
+    whole = end.bytes_of(end.socket.recv_tensor(device="cuda:0"))
+    gap = max(after[1] - before[1] for before, after in zip(sizes, sizes[1:]))
+    end.tell((sizes[0][0] < (12 << 20) and gap > 0.5, whole))
+"""
+    run(HEAD + program + TAIL, TRANSFER_LOCAL="off")
+
+
+def test_a_dict(run):
+    program = """
+def send(end):
+    arrays = {f"t{number}": end.array(512, 1024 + number) for number in range(12)}
+    for copy in (None, False):
+        for number, array in enumerate(arrays.values()):
+            end.fill(array, number + 1, delay=0.005)
+        tracker = end.socket.send_tensors(arrays, copy=copy)
+        assert (tracker is None) == (copy is None)
+        for array in arrays.values():
+            end.fill(array, 99)
+    mixed = {"gpu": arrays["t0"], "host": numpy.full((700, 700), 3, "u1"), "small": numpy.ones(3, "u1")}
+    end.socket.send_tensors(mixed)
+    mixed["host"][...] = 4
+    end.hear()
+
+def receive(end):
+    tensors, _ = end.socket.recv_tensors(device="cuda:0")
+    assert [end.bytes_of(one) for one in tensors.values()] == [{number + 1} for number in range(12)]
+    out = {name: end.array(*one.shape) for name, one in tensors.items()}
+    for one in out.values():
+        end.fill(one, 0, delay=0.005)
+    end.socket.recv_tensors(out=out)
+    assert [end.bytes_of(one) for one in out.values()] == [{number + 1} for number in range(12)]
+    mixed, _ = end.socket.recv_tensors(device="cuda:0")
+    assert [end.bytes_of(mixed[name]) for name in ("gpu", "host", "small")] == [{99}, {3}, {1}]
+    end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_a_receiver_that_takes_it_later(run):
+    """The message was read before the call, and after a call that ended in the middle of it."""
+    program = """
+def send(end):
+    array = end.array(32 << 20, typestr="|u1")
+    for number in (1, 2):
+        end.fill(array, number, delay=0.3)
+        end.socket.send_tensor(array)
+    end.hear()
+
+def receive(end):
+    out = end.array(32 << 20, typestr="|u1")
+    end.socket.rcvtimeo = 50
+    for number in (1, 2):
+        again = 0
+        while True:
+            try:
+                end.socket.recv_tensor(out=out)
+                break
+            except Again:
+                again += 1
+        assert end.bytes_of(out) == {number}
+    end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_a_gpu_that_fails_in_the_middle(run):
+    """The caller gets the driver's error, the receiver nothing, and the next message comes."""
+    program = """
+def send(end):
+    from transfer.tensors.driver_device import DriverDevice
+    from transfer.transports.errors import DeviceError
+
+    array = end.array(32 << 20, typestr="|u1")
+    end.fill(array, 1)
+    record, calls = DriverDevice.record, []
+
+    class Failing:
+        done = True
+        def synchronize(self):
+            raise DeviceError("cuda", "a copy: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def failing(self):
+        calls.append(self)
+        return Failing() if len(calls) == 4 else record(self)
+
+    DriverDevice.record = failing
+    try:
+        end.socket.send_tensor(array)
+    except DeviceError as error:
+        assert "ILLEGAL_ADDRESS" in str(error)
+    else:
+        raise AssertionError("no error")
+    DriverDevice.record = record
+    end.socket.wait_for_peers(1, timeout=PATIENCE)
+    end.socket.send_tensor(array)
+    end.hear()
+
+def receive(end):
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    assert end.bytes_of(tensor) == {1}
+    end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_an_interrupted_send_is_sent(run):
+    """The signal's exception reaches the caller; the message that has begun is whole."""
+    program = """
+class Stop(Exception):
+    pass
+
+def stop(*_):
+    raise Stop
+
+def send(end):
+    signal.signal(signal.SIGALRM, stop)
+    array = end.array(32 << 20, typestr="|u1")
+    for number in range(1, 6):
+        end.fill(array, number, delay=0.2)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            end.socket.send_tensor(array)
+        except Stop:
+            pass
+        else:
+            raise AssertionError("not interrupted")
+        end.hear()
+
+def receive(end):
+    for number in range(1, 6):
+        assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {number}
+        end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_no_room_and_memory_that_comes_back(run):
+    program = """
+def send(end):
+    array = end.array(8 << 20, typestr="|u1")
+    for number in range(40):
+        end.socket.send_tensor(array)
+    end.hear()
+    assert 0 < POOL.total <= 1 << 30
+    end.socket.sndtimeo, end.socket.sndhwm = 0, 1
+    refused = 0
+    for _ in range(50):
+        try:
+            end.socket.send_tensor(array)
+        except Again:
+            refused += 1
+    assert refused
+    before = POOL.total
+    for _ in range(20):
+        try:
+            end.socket.send_tensor(array)
+        except Again:
+            pass
+    assert POOL.total == before
+    end.tell()
+
+def receive(end):
+    for _ in range(40):
+        end.socket.recv_tensor(device="cuda:0")
+    end.tell()
+    end.hear()
+"""
+    run(HEAD + program + TAIL, **SLOW)

@@ -1,0 +1,86 @@
+"""A GPU by the CUDA driver's own calls, for arrays that are of neither torch nor CuPy. Never run on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from transfer.tensors.device import Slab, pin_pages
+from transfer.tensors.pinned import POOL
+from transfer.transports.errors import DeviceError
+
+#: bytes that are not worth pinned memory: the driver has some for them
+_PAGEABLE: Final = 1 << 20
+
+
+class DriverDevice:
+    """See `device.GpuDevice`. The current stream is the array's. owner: what keeps that stream."""
+
+    def __init__(self, context: Any, stream: int, owner: Any = None) -> None:
+        self._context, self._stream, self._owner = context, stream, owner
+
+    def pinned(self, nbytes: int) -> Slab:
+        import numpy
+
+        region = POOL.take(nbytes, partial(pin_pages, self)) if nbytes > _PAGEABLE else None
+        if region is not None:
+            return self.slab(numpy.frombuffer(region, "u1"))
+        return self.slab(numpy.empty(nbytes, "u1"))
+
+    def slab(self, view: Any) -> Slab:
+        return Slab(int(view.ctypes.data), view, pooled=True)
+
+    def pin(self, memory: Any) -> Callable[[], object]:
+        address = int(memory.ctypes.data)
+        self._context.pin(address, memory.nbytes)
+        return partial(self._unpin, address)
+
+    def _unpin(self, address: int) -> None:
+        with contextlib.suppress(DeviceError):  # a forked child has no GPU
+            self._context.unpin(address)
+
+    def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int, at: int = 0) -> Any:
+        return self._copy(slab.memory + at, self.address(flat) + start, nbytes)
+
+    def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
+        event = self._copy(self.address(flat) + start, slab.memory + at, nbytes)
+        POOL.hold(slab.view, lambda: bool(event.done))
+        return event
+
+    def _copy(self, target: int, source: int, nbytes: int) -> Any:
+        self._context.copy(target, source, nbytes, self._stream)
+        return self.record()
+
+    def record(self) -> Any:
+        from transfer.transports.core.native.cuda import GpuEvent
+
+        event = GpuEvent(self._context)
+        event.record(self._stream)
+        return event
+
+    def current(self) -> tuple[Any, int]:
+        return self._owner, self._stream
+
+    def address(self, flat: Any) -> int:
+        return int(flat.memory.pointer)
+
+    def copied(self, flat: Any, stream: Any) -> tuple[Any, int]:
+        memory = OwnMemory(self._context, flat.nbytes)
+        self._context.copy(memory.pointer, self.address(flat), flat.nbytes, self._stream)
+        return memory, memory.pointer
+
+
+class OwnMemory:
+    """An allocation that is freed with this object, which waits for the work of the GPU."""
+
+    def __init__(self, context: Any, nbytes: int) -> None:
+        self.context = context
+        self.pointer: int = context.allocate(max(1, nbytes))
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", 0)
+        if pointer:
+            with contextlib.suppress(DeviceError):  # a forked child has no GPU
+                self.context.free(pointer)
