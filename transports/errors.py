@@ -292,7 +292,7 @@ class DeviceError(InternalError):
 class RegistrationError(InternalError):
     """Memory could not be registered with a device, or shown to a peer. `reason` is a short constant word:
     memlock, keys, memory, read_only, address, permission, peermem, dmabuf, unsupported, register; gpu,
-    gpu_tried."""
+    gpu_tried; staging (`gpu_staging=False`)."""
 
     errno = _errno.ENOMEM
 

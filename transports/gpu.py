@@ -147,13 +147,15 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     if memory.kind not in (CUDA, ROCM):
         return Way(GpuRoute.STAGING, f"nothing is known of devices of kind {memory.kind}")
     if not (can.device_memory or can.registers_memory or can.maps_gpus):
-        return Way(GpuRoute.STAGING, "the transport moves host memory")
+        return Way(
+            GpuRoute.STAGING, "the transport moves host memory, or its peer has not asked by device= or out="
+        )
     if memory.nbytes < DIRECT_FROM:
         return Way(GpuRoute.STAGING, f"{memory.nbytes} bytes: a copy is quicker than what a direct way needs")
     if memory.uuid and memory.uuid in can.maps_gpus:
         return Way(GpuRoute.MAPPED, "every peer maps memory of this GPU")
     if not (can.device_memory or can.registers_memory):
-        return Way(GpuRoute.STAGING, "not every peer has asked for memory of this GPU")
+        return Way(GpuRoute.STAGING, "not every peer has asked for memory of this GPU by device= or out=")
     if memory.virtual or (memory.virtual is None and machine.expandable):
         known = "it is" if memory.virtual else "it may be, by PYTORCH_CUDA_ALLOC_CONF,"
         return Way(GpuRoute.STAGING, f"{known} mapped piece by piece (expandable segments)", VIRTUAL_WARNING)

@@ -1058,3 +1058,81 @@ def receive(end):
     end.tell()
 """
     run(HEAD + program + TAIL, NULL_CUDA_MEMORY=str(64 << 20))
+
+
+def test_a_socket_that_must_not_stage(run):
+    """It says why, until the receiver asks; then its first tensor is mapped, without one through the host."""
+    program = """
+def send(end):
+    socket = end.socket
+    socket.gpu_staging = False
+    array, other = end.array(500, 1000), end.array(500, 1000)
+    for byte, one in ((1, array), (2, other)):
+        end.fill(one, byte, delay=0.02)
+    for send in (
+        lambda: socket.send_tensor(array),
+        lambda: socket.send_tensor(array, copy=False),
+        lambda: socket.send_tensors({"a": array, "b": other}),
+    ):
+        try:
+            send()
+        except RegistrationError as error:
+            assert error.reason == "staging" and "asked by device= or out=" in str(error), error
+        else:
+            raise AssertionError("it was staged")
+    assert end.null.count(BYTES) == 0
+    socket.send_tensor(end.array(10))
+    socket.send_tensors({"small": end.array(10), "host": numpy.ones(100_000)})
+    assert socket.peers()[0].gpu == ""
+    end.tell()
+    until(lambda: socket._tensor_capabilities(0).maps_gpus)
+    moved = end.null.count(BYTES)
+    socket.send_tensors({"a": array, "b": other}, copy=False)
+    socket.send_tensor(array)
+    assert end.null.count(BYTES) - moved == array.nbytes, "of the second one, on the GPU"
+    assert socket.peers()[0].gpu == "mapped: every peer maps memory of this GPU"
+    socket.gpu_staging = True
+    socket.send_tensor(array, flags=transfer.SNDMORE)
+    socket.send(b"end")
+    assert socket.peers()[0].gpu.startswith("staging: the transport moves host memory,")
+    counts = dict(socket_counts(socket))
+    found = {key[1][1]: count for key, count in counts.items() if key[0] == "transfer_gpu_sends_total"}
+    assert found == {"mapped": 2, "staging": 1}, found
+    end.hear()
+
+def receive(end):
+    assert end.socket.recv_tensor().shape == (10,)
+    end.socket.recv_tensors()
+    end.hear()
+    tensors, _ = end.socket.recv_tensors(device="cuda:0")
+    assert [end.bytes_of(one) for one in tensors.values()] == [{1}, {2}]
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {1}
+    end.socket.recv_multipart()
+    end.tell()
+"""
+    run(HEAD + "from transfer.metrics.counters import socket_counts\n" + program + TAIL)
+
+
+def test_a_peer_that_cannot_map_where_nothing_may_be_staged(run):
+    program = """
+def send(end):
+    end.socket.gpu_staging = False
+    array = end.array(500, 1000)
+    until(lambda: end.socket._tensor_capabilities(0).maps_gpus)
+    for send in (lambda: end.socket.send_tensor(array), lambda: end.socket.send_tensors({"a": array})):
+        try:
+            send()
+        except RegistrationError as error:
+            assert error.reason == "staging", error
+        else:
+            raise AssertionError("it was staged")
+    end.tell()
+
+def receive(end):
+    end.want()
+    end.hear()
+
+if __name__ == "__main__":
+    both(send, receive, NULL_CUDA_IPC="0")
+"""
+    run(HEAD + program)

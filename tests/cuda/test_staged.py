@@ -253,3 +253,94 @@ def receive(end):
     end.hear()
 """
     run(HEAD + program + TAIL, **SLOW)
+
+
+def test_nothing_can_be_pinned(run):
+    """It goes through memory that is not, after one line of the log."""
+    program = """
+def send(end):
+    array = end.array(40 << 20, typestr="|u1")
+    for number in (1, 2):
+        end.fill(array, number, delay=0.02)
+        end.socket.send_tensor(array)
+        end.fill(array, 99)
+    end.hear()
+
+def receive(end):
+    out = end.array(40 << 20, typestr="|u1")
+    for number in (1, 2):
+        assert end.bytes_of(end.socket.recv_tensor(out=out)) == {number}
+    end.tell()
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    both(send, receive)
+"""
+    printed = run(HEAD + program, NULL_CUDA_PINNED="0", **SLOW)
+    assert printed.count("large tensors on a GPU are copied in pieces") == 1 and "OUT_OF_MEMORY" in printed
+
+
+def test_no_memory_on_the_receivers_gpu(run):
+    """The message stays: it can be received on the host, or later; the next ones come."""
+    program = """
+def send(end):
+    array = end.array(8 << 20, typestr="|u1")
+    for number in range(1, 5):
+        end.fill(array, number)
+        end.socket.send_tensor(array)
+    end.socket.send_tensors({"a": array, "b": array})
+    end.hear()
+
+def receive(end):
+    def refused(receive):
+        try:
+            receive(device="cuda:0")
+        except DeviceError as error:
+            assert "OUT_OF_MEMORY" in str(error)
+        else:
+            raise AssertionError("there was room")
+
+    for number in (1, 2):
+        refused(end.socket.recv_tensor)
+        assert end.bytes_of_host(end.socket.recv_tensor()) == {number}
+    refused(end.socket.recv_tensor)
+    os.environ["NULL_CUDA_MEMORY"] = str(12 << 20)
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {3}
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {4}
+    refused(end.socket.recv_tensors)
+    os.environ["NULL_CUDA_MEMORY"] = str(40 << 20)
+    tensors, _ = end.socket.recv_tensors(device="cuda:0")
+    assert [end.bytes_of(one) for one in tensors.values()] == [{4}, {4}]
+    end.tell()
+
+if __name__ == "__main__":
+    both(send, receive, NULL_CUDA_MEMORY=str(4 << 20))
+"""
+    run(HEAD + program, **SLOW)
+
+
+def test_out_that_does_not_fit(run):
+    """Nothing is written there, and the message stays."""
+    program = """
+def send(end):
+    array = end.array(4, 1 << 20)
+    end.fill(array, 7)
+    end.socket.send_tensor(array)
+    end.hear()
+
+def receive(end):
+    wrong = [end.array(4 << 20), end.array(4, 1 << 20, typestr="<i4"), end.array(2, 1 << 20)]
+    for one in wrong:
+        end.fill(one, 1)
+        try:
+            end.socket.recv_tensor(out=one)
+        except TensorMismatch:
+            pass
+        else:
+            raise AssertionError(one.shape)
+        assert end.bytes_of(one) == {1}
+    out = end.array(4, 1 << 20)
+    assert end.bytes_of(end.socket.recv_tensor(out=out)) == {7}
+    end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)

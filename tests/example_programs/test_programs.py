@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[2]
 
 
-def run(name, *arguments, timeout=100):
+def run(name, *arguments, timeout=100, local="off"):
     done = subprocess.run(
         [sys.executable, "-m", f"examples.{name}", *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
+        env=os.environ | {"TRANSFER_LOCAL": local}, cwd=ROOT, capture_output=True, text=True,
+        timeout=timeout, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
@@ -61,6 +63,19 @@ def test_weight_updates():
     shares = [int(share) for share in re.findall(r"version \d+: (\d+)% right", printed)]
     assert len(shares) == 15
     assert shares[-1] > 90
+
+
+def test_shared_model():
+    """The same. On the CPU the first worker shares the memory."""
+    pytest.importorskip("torch", reason="pip install 'tensor-transfer[torch]'")
+    printed = run("shared_model", "--workers", 2, "--device", "cpu", local="on").splitlines()
+    assert printed[-1] == "the weights are this process's alone again"
+    answers = [
+        [float(found) for found in re.match(r"worker \d: (\S+), then (\S+) after", line).groups()]
+        for line in printed[:-1]
+    ]
+    [(before, after), (other, _)] = answers
+    assert before == other != 0 and after == pytest.approx(2 * before, rel=1e-3)
 
 
 def test_each_program_has_a_test():

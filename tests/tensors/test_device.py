@@ -94,6 +94,9 @@ class FakeDevice:
         self.now.enqueue(lambda: flat.__setitem__(slice(start, start + nbytes), slab.view[at : at + nbytes]))
         return self.record()
 
+    def hold(self, slab, event):
+        pass
+
     def pin(self, memory):
         address = memory.ctypes.data
         self.live[address] = memory.nbytes

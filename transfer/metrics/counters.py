@@ -128,6 +128,8 @@ def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
         name, _, reason = word.partition(":")
         if name == "missed":  # by a SUB that reads a publisher's log
             yield ("transfer_drops_total", (socket_type, name)), count
+        elif name == "gpu":
+            yield ("transfer_gpu_sends_total", (socket_type, reason)), count
         elif name in _LINK_COUNTS:
             yield (_LINK_COUNTS[name], label), count
         elif name == "fallback":  # preferred transport, used transport, reason

@@ -89,6 +89,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_discovery_members": Family(
         "gauge", "Members of dns:// and registry:// endpoints.", ("socket",)
     ),
+    "transfer_gpu_sends_total": Family(
+        "counter",
+        "Messages with tensors on a GPU of 64 KiB or more, by the way of their bytes.",
+        ("socket", "route"),
+    ),
     "transfer_local_refused_total": Family(
         "counter",
         "Large payloads for which shared memory, or that of a GPU, had no room.",

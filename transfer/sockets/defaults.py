@@ -36,6 +36,7 @@ class Defaults:
     req_correlate: bool = False
     maxmsgsize: int = MAX_DATA
     checksum: bool = False
+    gpu_staging: bool = True
     balance: BalanceOption = None
     compression: CompressionOption = None
     copy_threshold: int = 64 << 10

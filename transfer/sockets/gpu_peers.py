@@ -1,4 +1,4 @@
-"""What a socket's peers can do with memory of GPUs, and on which GPUs its program takes payloads."""
+"""What a socket's peers can do with memory of GPUs, and how tensors there were sent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from transfer.transports.config import cuda_ipc_enabled
 from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.context import Context
 
+#: options with which a step reads, keeps or multiplies a message
+_NOT_PLAIN = ("compression", "resend", "conflate")
 
-def capabilities_of(streams: Sequence[Any]) -> Capabilities:
-    """What all of these, one or more, support."""
+
+def capabilities_of(streams: Sequence[Any], options: Mapping[str, Any]) -> Capabilities:
+    """What all peers of a socket support."""
+    if not streams or any(options[name] for name in _NOT_PLAIN):
+        return Capabilities()
     mapped: list[frozenset[bytes]] = [
         getattr(getattr(s, "carrier", None) or s, "maps_gpus", frozenset()) for s in streams
     ]
@@ -39,3 +45,9 @@ def want_gpu(context: Context, uuid: bytes, index: int) -> None:
         carriers = context.shared.get(ShmStreams.NAME)
         if carriers is not None:
             carriers.want_gpu(uuid, index)
+
+
+def note_gpu(state: ConnectionState, route: str, reason: str) -> None:
+    """How a tensor on a GPU was sent, for `peers()` and the metrics."""
+    state.gpu = f"{route}: {reason}"
+    state.count(f"gpu:{route}")

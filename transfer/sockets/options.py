@@ -29,6 +29,8 @@ Attributes:
     req_correlate: a ROUTER sees the request's number
     maxmsgsize: bytes accepted in one message, all parts together; -1: 16 GiB
     checksum: CRC-32 on every frame sent
+    gpu_staging: False: a tensor of 64 KiB or more on a GPU that would be copied through the host raises
+        RegistrationError instead, with the reason
     balance: None: peers take turns. `"load"`: the PULL with the fewest unconfirmed messages (of a DEALER's
         and REQ's peers only unwritten messages count). A dict of weights by connected endpoint
         (`{"tcp://node7:5555": 3}`, 1 to 1000, others 1; spelt as in `connect`): turns by weight while all
@@ -221,6 +223,7 @@ class SocketOptions(TypedDict, total=False):
     req_correlate: bool
     maxmsgsize: int
     checksum: bool
+    gpu_staging: bool
     balance: BalanceOption
     compression: CompressionGiven
     copy_threshold: int

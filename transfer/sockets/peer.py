@@ -40,6 +40,7 @@ class PeerInfo:
         encrypted: whether the messages go through TLS.
         authenticated: whether the peer proved its identity by a certificate or a token.
         queue_limit: payload bytes that may be queued for the peer now.
+        gpu: how the socket's last tensor on a GPU was sent, and why so: "mapped: every peer maps ...".
     """
 
     endpoint: str
@@ -57,6 +58,7 @@ class PeerInfo:
     encrypted: bool = False
     authenticated: bool = False
     queue_limit: int = 0
+    gpu: str = ""
 
 
 class Peer:
@@ -202,7 +204,7 @@ class Peer:
         if self.trackers or self.retained:
             self.confirm(self.stream.sent)
 
-    def info(self) -> PeerInfo:
+    def info(self, gpu: str) -> PeerInfo:
         agreement = self.agreement
         stream = self.stream
         choice = None if agreement is None else agreement.choice
@@ -222,6 +224,7 @@ class Peer:
             agreement is not None and agreement.data_encrypted,
             agreement is not None and agreement.authenticated,
             stream.send_high_water_bytes,
+            gpu,
         )
 
 

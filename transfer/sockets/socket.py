@@ -23,7 +23,7 @@ from transfer.sockets.attributes import check_name
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
-from transfer.sockets.gpu_peers import capabilities_of, want_gpu
+from transfer.sockets.gpu_peers import capabilities_of, note_gpu, want_gpu
 from transfer.sockets.lockstep import RECEIVING, SENDING, enter
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.parts import (
@@ -182,6 +182,7 @@ class Socket(Base):
     frame_timeout = options.Number(options.MILLISECONDS, 1007, effect="_checks_changed")
     handshake_ivl = options.Number(options.DURATION, 66)
     connect_timeout = options.Number(options.DURATION, 79)
+    gpu_staging = options.Switch(options.switch, 1010)
     resend = options.Switch(options.switch, 1005, effect="_update_fast_paths")
     adaptive_hwm = options.Number(options.DURATION, 1009, effect="_checks_changed")
     balance = options.Option[options.BalanceOption, options.BalanceOption](
@@ -591,21 +592,14 @@ class Socket(Base):
         return self._send_message(frames, flags, hold, track or hold)
 
     def _tensor_capabilities(self, flags: int) -> Capabilities:
-        """What all peers that a tensor may go to support, where no step reads, keeps or multiplies it."""
-        values, streams = self._values, self._streams()
-        plain = self._pattern.send_mode is not SendMode.FANOUT and not (
-            flags & SNDMORE
-            or self._partial
-            or values["compression"]
-            or values["resend"]
-            or values["conflate"]
-        )
-        if not plain or not streams:
-            return Capabilities()
-        return capabilities_of(streams)
+        plain = not (flags & SNDMORE or self._partial) and self._pattern.send_mode is not SendMode.FANOUT
+        return capabilities_of(self._streams(), self._values) if plain else Capabilities()
 
     def _want_gpu(self, uuid: bytes, index: int) -> None:
         want_gpu(self.context, uuid, index)
+
+    def _note_gpu(self, route: str, reason: str) -> None:
+        note_gpu(self._links.state, route, reason)
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()

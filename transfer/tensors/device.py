@@ -68,6 +68,9 @@ class GpuDevice(Protocol):
     def record(self) -> Any:
         """Records an event on the current stream."""
 
+    def hold(self, slab: Slab, event: Any) -> None:
+        """Keeps a slab until an event, unless its allocator knows which copies of it run."""
+
     def pin(self, memory: Any) -> Callable[[], object]:
         """Pins memory (a numpy array of uint8) that is not the library's. Returns what unpins it, from any
         thread. Raises RuntimeError, InternalError."""
@@ -131,6 +134,7 @@ class _Departure:
         for start, length in _pieces(int(flat.nbytes), PIECE):
             event = device.copy_out(flat, start, slab, length, start)
             self._events.append((start + length, event))
+        device.hold(slab, event)  # whatever becomes of this object
 
     def __call__(self, filling: Any) -> None:
         """Waits for all of them."""
@@ -335,9 +339,12 @@ class TorchDevice:
     def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
         flat[start : start + nbytes].copy_(slab.memory[at : at + nbytes], non_blocking=True)
         event = self.record()
+        self.hold(slab, event)
+        return event
+
+    def hold(self, slab: Slab, event: Any) -> None:
         if slab.pooled:
             POOL.hold(slab.view, event.query)
-        return event
 
 
 class CupyDevice:
@@ -391,9 +398,12 @@ class CupyDevice:
 
     def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
         event = self._copy(flat.data.ptr + start, slab.memory.ptr + at, nbytes, "memcpyHostToDevice")
+        self.hold(slab, event)
+        return event
+
+    def hold(self, slab: Slab, event: Any) -> None:
         # CuPy's allocator would give it to the next who asks, before the copy has run.
         POOL.hold(slab.view, lambda: bool(event.done))
-        return event
 
     def _copy(self, target: int, source: int, nbytes: int, kind: str) -> Any:
         runtime = self._cuda.runtime

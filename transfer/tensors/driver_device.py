@@ -35,19 +35,18 @@ class DriverDevice:
     def pin(self, memory: Any) -> Callable[[], object]:
         address = int(memory.ctypes.data)
         self._context.pin(address, memory.nbytes)
-        return partial(self._unpin, address)
-
-    def _unpin(self, address: int) -> None:
-        with contextlib.suppress(DeviceError):  # a forked child has no GPU
-            self._context.unpin(address)
+        return partial(_unpin, self._context, address)  # which the pool keeps, and no array with it
 
     def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int, at: int = 0) -> Any:
         return self._copy(slab.memory + at, self.address(flat) + start, nbytes)
 
     def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
         event = self._copy(self.address(flat) + start, slab.memory + at, nbytes)
-        POOL.hold(slab.view, lambda: bool(event.done))
+        self.hold(slab, event)
         return event
+
+    def hold(self, slab: Slab, event: Any) -> None:
+        POOL.hold(slab.view, lambda: bool(event.done))
 
     def _copy(self, target: int, source: int, nbytes: int) -> Any:
         self._context.copy(target, source, nbytes, self._stream)
@@ -70,6 +69,11 @@ class DriverDevice:
         memory = OwnMemory(self._context, flat.nbytes)
         self._context.copy(memory.pointer, self.address(flat), flat.nbytes, self._stream)
         return memory, memory.pointer
+
+
+def _unpin(context: Any, address: int) -> None:
+    with contextlib.suppress(DeviceError):  # a forked child has no GPU
+        context.unpin(address)
 
 
 class OwnMemory:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
+from transfer.tensors.device import PIECE
 from transfer.tensors.export import (
     Exported,
     begun,
@@ -29,6 +31,7 @@ from transfer.tensors.export import (
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import DeviceError, RegistrationError
+from transfer.transports.sizes import LARGE
 from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("transfer")
 
 _DIRECT: Final = frozenset({gpu.GpuRoute.POINTER, gpu.GpuRoute.DMABUF, gpu.GpuRoute.PEERMEM})
+#: seconds that a peer may take to map the first block, where a tensor must not be staged
+_PATIENCE: Final = 5.0
 _MODULES: Final = Path("/proc/modules")
 _warned: Final[set[str]] = set()
 
@@ -47,26 +52,75 @@ def send_from_device(
     """Sends one tensor on a device. direct: its own memory, where that is possible, and with a tracker.
     Raises as `send_tensor`."""
     exported = export_flat(tensor)
-    route = _direct_route(socket, exported[2], flags)
-    if route is gpu.GpuRoute.MAPPED or (direct and route in _DIRECT):
-        way = _on_gpu if route is gpu.GpuRoute.MAPPED else settled
-        bits, header, payload = way(tensor, exported)
-        if route is gpu.GpuRoute.DMABUF:
+    flat = exported[2]
+    way = way_of(flat, _capabilities(socket, flags))
+    if way.route is gpu.GpuRoute.MAPPED or (direct and way.route in _DIRECT):
+        bits, header, payload = (_on_gpu if way.route is gpu.GpuRoute.MAPPED else settled)(tensor, exported)
+        if way.route is gpu.GpuRoute.DMABUF:
             payload = registrable(payload)
-        try:
-            sent: Tracker | None = socket._send_outframes(
-                [(bits, 0, topic, header, payload)], flags, track, not direct
-            )
-            return sent
-        except (TypeError, BufferError, RegistrationError) as error:
-            # A peer with another transport has connected, the core does not support device memory, or the
-            # card refuses this memory.
-            _warn_unless_tried(f"a tensor on a GPU is copied through the host after all: {error}", error)
-    bits, header, buffer = begun(tensor, exported)
+        frames = [(bits, 0, topic, header, payload)]
+        sent, way = _send_there(socket, lambda: _send(socket, frames, flags, track, not direct), way)
+        if sent is not None:
+            return sent[0]
+    elif way.route in _DIRECT:
+        way = way._replace(route=gpu.GpuRoute.STAGING, reason=f"{way.reason}: with copy=False only")
+    if flat is not None and flat.nbytes >= LARGE:
+        _note_staged(socket, way)
+    # Of one piece nothing could be sent before it is copied.
+    is_one = flat is None or flat.nbytes <= PIECE
+    bits, header, buffer = (staged if is_one else begun)(tensor, exported)
     # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
     frames = [(bits, 0, topic, header, buffer)]
-    tracker = _send_while_filled(lambda: socket._send_outframes(frames, flags, track, False), [buffer])
+    tracker = _send_while_filled(lambda: _send(socket, frames, flags, track, False), [buffer])
     return tracker if track or direct else None
+
+
+def _send(socket: Any, frames: list[Any], flags: int, track: bool, copy: bool | None) -> Tracker | None:
+    sent: Tracker | None = socket._send_outframes(frames, flags, track, copy)
+    return sent
+
+
+def _send_there(
+    socket: Any, send: Callable[[], Tracker | None], way: gpu.Way
+) -> tuple[tuple[Tracker | None] | None, gpu.Way]:
+    """Sends by a way without the host: ((the tracker,), the way), or (None, why it has to be staged)."""
+    limit = time.monotonic() + (0.0 if _stages(socket) else _PATIENCE)
+    while True:
+        try:
+            tracker = send()
+        except (TypeError, BufferError, RegistrationError) as error:
+            # A peer with another transport has connected, the core does not support device memory, the card
+            # refuses this memory, or the peer still tries to map the first block.
+            is_tried = getattr(error, "reason", "") == "gpu_tried"
+            if is_tried and time.monotonic() < limit:
+                time.sleep(0.001)
+                continue
+            if not is_tried and _stages(socket):
+                _warn(f"a tensor on a GPU is copied through the host after all: {error}")
+            return None, gpu.Way(gpu.GpuRoute.STAGING, str(error))
+        _note(socket, way)
+        return (tracker,), way
+
+
+def _stages(socket: Any) -> bool:
+    return bool(getattr(socket, "gpu_staging", True))
+
+
+def _note(socket: Any, way: gpu.Way) -> None:
+    noted = getattr(socket, "_note_gpu", None)
+    if noted is not None:
+        noted(way.route.value, way.reason)
+
+
+def _note_staged(socket: Any, way: gpu.Way) -> None:
+    """Before a tensor is copied through the host. Raises RegistrationError where the socket must not."""
+    if way.route is not gpu.GpuRoute.HOST and not _stages(socket):
+        raise RegistrationError(
+            "staging",
+            f"gpu_staging=False, and a tensor on a GPU would be copied through the host: {way.reason}",
+            hint="the receiver asks by device= or out= on this GPU first; docs/tensors.md has the other ways",
+        )
+    _note(socket, way)
 
 
 def _send_while_filled(send: Callable[[], Tracker | None], buffers: list[Any]) -> Tracker | None:
@@ -74,27 +128,28 @@ def _send_while_filled(send: Callable[[], Tracker | None], buffers: list[Any]) -
     try:
         return send()
     finally:
+        filling = [buffer for buffer in buffers if hasattr(buffer, "complete")]
         # A signal handler that raised must not leave a message half filled.
-        error = uninterrupted(partial(_fill, buffers), None)
+        error = uninterrupted(partial(_fill, filling), None) if filling else None
         if error is not None:
             raise error
 
 
-def _fill(buffers: list[Any]) -> Exception | None:
+def _fill(filling: list[Any]) -> Exception | None:
     """Waits for all of them. The first error is returned, not raised."""
     found: Exception | None = None
-    for buffer in buffers:
+    for buffer in filling:
         try:
-            if hasattr(buffer, "complete"):
-                buffer.complete()
+            buffer.complete()
         except (DeviceError, RuntimeError) as error:  # the libraries' are of the last kind
             found = found or error
     return found
 
 
-def _direct_route(socket: Any, flat: Any, flags: int) -> gpu.GpuRoute:
+def _capabilities(socket: Any, flags: int) -> Capabilities:
     asked = getattr(socket, "_tensor_capabilities", None)
-    return way_of(flat, Capabilities() if asked is None else asked(flags)).route
+    can: Capabilities = Capabilities() if asked is None else asked(flags)
+    return can
 
 
 def send_bundle(
@@ -110,19 +165,18 @@ def send_bundle(
     if not (_is_gpu_used() and isinstance(tensors, Mapping) and any(map(on_device, tensors.values()))):
         sent = socket._send_outframes(frames_with(), flags, track, copy)
         return sent
-    asked = getattr(socket, "_tensor_capabilities", None)
-    can = Capabilities(maps_gpus=frozenset() if asked is None else asked(flags).maps_gpus)
-    if can.maps_gpus:
-        try:
-            sent = socket._send_outframes(frames_with(partial(_export_mapped, can)), flags, track, copy)
-            return sent
-        except (TypeError, BufferError, RegistrationError) as error:
-            _warn_unless_tried(f"tensors on a GPU are copied through the host after all: {error}", error)
-    begins = _Begins()
-    frames = frames_with(begins)
+    can = Capabilities(maps_gpus=_capabilities(socket, flags).maps_gpus)
+    exports = _Exports(socket, can)
+    frames = exports.complete(frames_with)
+    if exports.mapped is not None:
+        done, way = _send_there(socket, partial(exports.send, frames, flags, track, copy), exports.mapped)
+        if done is not None:
+            return done[0]
+        exports = _Exports(socket, Capabilities(), way)
+        frames = exports.complete(frames_with)
     # Nobody else has the copies.
     held = False if copy is None and all(map(on_device, tensors.values())) else copy
-    sent = _send_while_filled(lambda: socket._send_outframes(frames, flags, track, held), begins.buffers)
+    sent = exports.send(frames, flags, track, held)
     return sent if track or copy is False else None
 
 
@@ -133,27 +187,44 @@ def _is_gpu_used() -> bool:
     return own or "cupy" in sys.modules or (torch is not None and torch.cuda.is_initialized())
 
 
-def _export_mapped(can: Capabilities, tensor: Any) -> Exported:
-    """As `export`; on its GPU where peers map it."""
-    if not on_device(tensor):
-        return export(tensor)
-    exported = export_flat(tensor)
-    way = _on_gpu if way_of(exported[2], can).route is gpu.GpuRoute.MAPPED else staged
-    return way(tensor, exported)
+class _Exports:
+    """As `export`, for the tensors of one message. mapped: the way of those that peers map, if any are.
+    instead: why none is, although they could be."""
 
+    def __init__(self, socket: Any, can: Capabilities, instead: gpu.Way | None = None) -> None:
+        self._socket, self._can, self._instead = socket, can, instead
+        self.mapped: gpu.Way | None = None
+        #: copies in memory of the host that have begun
+        self._buffers: list[Any] = []
+        self._noted = False
 
-class _Begins:
-    """As `export`, with copies that only begin: `buffers` are the tensors' that are on a GPU."""
-
-    def __init__(self) -> None:
-        self.buffers: list[Any] = []
+    def complete(self, frames_with: Callable[..., list[Any]]) -> list[Any]:
+        """Returns the frames. No copy runs on where that raises."""
+        try:
+            return frames_with(self)
+        except BaseException:
+            _send_while_filled(lambda: None, self._buffers)
+            raise
 
     def __call__(self, tensor: Any) -> Exported:
         if not on_device(tensor):
             return export(tensor)
-        exported = begun(tensor, export_flat(tensor))
-        self.buffers.append(exported[2])
-        return exported
+        exported = export_flat(tensor)
+        flat = exported[2]
+        way = way_of(flat, self._can)
+        if way.route is gpu.GpuRoute.MAPPED:
+            self.mapped = way
+            return _on_gpu(tensor, exported)
+        if flat is not None and flat.nbytes >= LARGE and not self._noted:
+            _note_staged(self._socket, self._instead or way)
+            self._noted = True
+        made = begun(tensor, exported)
+        self._buffers.append(made[2])
+        return made
+
+    def send(self, frames: list[Any], flags: int, track: bool, copy: bool | None) -> Tracker | None:
+        """Sends them."""
+        return _send_while_filled(lambda: _send(self._socket, frames, flags, track, copy), self._buffers)
 
 
 def _on_gpu(tensor: Any, exported: Exported) -> Exported:
@@ -207,11 +278,6 @@ def registrable(flat: Any) -> gpu.Exportable:
     assert driver is not None
     pointer = int(flat.__cuda_array_interface__["data"][0])
     return gpu.Exportable(flat, partial(driver.export, pointer, int(flat.nbytes)))
-
-
-def _warn_unless_tried(text: str, error: Exception) -> None:
-    if getattr(error, "reason", "") != "gpu_tried":  # the first payloads of a connection are no news
-        _warn(text)
 
 
 def _warn(text: str) -> None:

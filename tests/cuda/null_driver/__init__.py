@@ -8,7 +8,8 @@ real driver, ends the process. Not as on a GPU: the default stream waits for no 
 waits for a killed process goes on.
 
 NULL_CUDA_IPC=0: this process cannot map memory of others. NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the
-first one that this process sees. NULL_CUDA_MEMORY: bytes (1 GiB).
+first one that this process sees. NULL_CUDA_MEMORY: bytes (1 GiB). NULL_CUDA_PINNED=0: nothing can be pinned.
+NULL_CUDA_RATE: for measurements, copies take their time at so many MB/s, use no processor, and copy nothing.
 """
 
 from __future__ import annotations

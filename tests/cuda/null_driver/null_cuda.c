@@ -71,6 +71,7 @@ struct work {
     size_t size;
     int byte;
     useconds_t delay;
+    long rate;                          /* bytes in a µs; nothing is copied */
     struct shared_event *event;
     uint64_t moment;
     struct group *group;
@@ -132,7 +133,8 @@ static void do_work(struct work *work) {
     switch (work->kind) {
     case COPY: case FILL:
         if (work->delay) usleep(work->delay);
-        if (work->kind == FILL) memset(work->target, work->byte, work->size);
+        if (work->rate) usleep(work->size / work->rate);
+        else if (work->kind == FILL) memset(work->target, work->byte, work->size);
         else memmove(work->target, work->source, work->size);
         break;
     case RECORD:
@@ -345,7 +347,8 @@ API int cuMemFree_v2(pointer_t pointer) {
 
 API int cuMemcpyAsync(pointer_t target, pointer_t source, size_t size, void *stream) {
     int to_host, from_host;
-    struct work work = {.kind = COPY, .size = size, .delay = number("NULL_CUDA_DELAY_US", 0)};
+    struct work work = {.kind = COPY, .size = size, .delay = number("NULL_CUDA_DELAY_US", 0),
+                        .rate = number("NULL_CUDA_RATE", 0)};
     if (entered()) return INVALID_CONTEXT;
     work.target = bytes_at(target, size, &to_host);
     work.source = bytes_at(source, size, &from_host);
@@ -361,6 +364,7 @@ API int cuMemcpyAsync(pointer_t target, pointer_t source, size_t size, void *str
 API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
     if (entered()) return INVALID_CONTEXT;
     if (flags != 1 || !size) return INVALID_VALUE;
+    if (!number("NULL_CUDA_PINNED", 1)) return OUT_OF_MEMORY;
     return change_pinned((uintptr_t)address, (uintptr_t)address + size, 0);
 }
 

@@ -55,6 +55,8 @@ class ConnectionState:
         self.losses = 0
         #: plain counters by a constant word, read by the metrics
         self.counts: dict[str, int] = {}
+        #: how the last tensor on a GPU was sent, and why so
+        self.gpu = ""
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
         self.closing = False
