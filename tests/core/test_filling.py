@@ -32,15 +32,15 @@ class Source:
         self.data = numpy.random.default_rng(1).integers(0, 256, nbytes, "u1")
         self.memory = numpy.zeros(nbytes, "u1")
         self.ends = [nbytes * step // steps for step in range(1, steps + 1)]
-        self.finished = 0
+        self.begin = self.finished = 0
         self.error: Exception | None = None
         self.filling = Filling(self.memory, self.finish)
 
     def step(self) -> int:
-        end = self.ends.pop(0)
-        self.memory[:end] = self.data[:end]
-        self.filling.advance(end)
-        return end
+        begin, self.begin = self.begin, self.ends.pop(0)
+        self.memory[begin : self.begin] = self.data[begin : self.begin]
+        self.filling.advance(self.begin)
+        return self.begin
 
     def finish(self, filling) -> None:
         self.finished += 1

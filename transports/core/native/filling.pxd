@@ -21,3 +21,4 @@ cdef class Filling:
     cdef list writers         # streams that have it in their queues
 
     cdef object hold(self)
+    cdef int add_writer(self, stream) except -1

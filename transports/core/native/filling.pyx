@@ -58,6 +58,13 @@ cdef class Filling:
         finally:
             self.peeked = False
 
+    cdef int add_writer(self, stream) except -1:
+        """A stream that has it in its queue since a moment, in which it may have become full."""
+        self.writers.append(stream)
+        if self.ready >= <uint64_t>self.view.len:
+            self.advance(self.ready)
+        return 0
+
     def __getbuffer__(self, Py_buffer* view, int flags):
         if not self.peeked:
             self.complete()

@@ -260,6 +260,7 @@ cdef int link_write(link_t* link) noexcept nogil:
             return link_broken(link, error)
     while link.queued_bytes > 0:
         if link_waits(link):
+            link.kernel_full = 0
             return UNREADY
         if link.ring != NULL:
             written = write_by_rdma(link)

@@ -302,7 +302,7 @@ cdef class Outgoing(Connection):
                 number[0] = out[0].number
                 for i in range(count):
                     if out[i].ready != NULL:
-                        (<Filling>frames[i][4]).writers.append(self)
+                        (<Filling>frames[i][4]).add_writer(self)
         finally:
             if count > 1:
                 free(out)
