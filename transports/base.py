@@ -29,7 +29,7 @@ class Capabilities:
     `registers_memory`: the network card reads and writes memory that was registered with it.
     `has_socket`: connections are file descriptors that `core.Stream` can drive. `networked`: clients without
     authentication may reach it: it needs TLS, and supports tokens. `maps_gpus`: the GPUs, by UUID, whose
-    memory the peers map.
+    memory the peers map. `host_only`: why memory of a device has to go through the host, if it has.
     """
 
     by_reference: bool = False
@@ -39,6 +39,7 @@ class Capabilities:
     has_socket: bool = True
     networked: bool = False
     maps_gpus: frozenset[bytes] = frozenset()
+    host_only: str = ""
 
 
 class Listener(ABC):

@@ -340,6 +340,8 @@ class Broken(TransferError):
     """The peer ended, or the network failed; the cause is chained. The socket reconnects by itself."""
 
     errno = _errno.ECONNRESET
+    #: a peer uses the memory of the message for good
+    keeps_memory = False
 
 
 class MessageRefused(Broken):

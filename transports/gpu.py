@@ -147,9 +147,7 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     if memory.kind not in (CUDA, ROCM):
         return Way(GpuRoute.STAGING, f"nothing is known of devices of kind {memory.kind}")
     if not (can.device_memory or can.registers_memory or can.maps_gpus):
-        return Way(
-            GpuRoute.STAGING, "the transport moves host memory, or its peer has not asked by device= or out="
-        )
+        return Way(GpuRoute.STAGING, can.host_only or "a peer's transport moves memory of the host only")
     if memory.nbytes < DIRECT_FROM:
         return Way(GpuRoute.STAGING, f"{memory.nbytes} bytes: a copy is quicker than what a direct way needs")
     if memory.uuid and memory.uuid in can.maps_gpus:
@@ -202,8 +200,9 @@ def _of_interface(tensor: Any, interface: Mapping[str, Any]) -> DeviceMemory:
     count = 1
     for length in interface["shape"]:
         count *= int(length)
-    match = re.search(r"\d+$", str(interface["typestr"]))
-    itemsize = int(match.group()) if match else 1
+    # as "<f4", "<U3" (characters of four bytes), "<M8[ns]"
+    match = re.match(r"[<>|=]?([A-Za-z])(\d+)", str(interface["typestr"]))
+    itemsize = int(match[2]) * (4 if match[1] == "U" else 1) if match else 1
     index = 0
     device = getattr(tensor, "__dlpack_device__", None)
     kind = CUDA

@@ -45,13 +45,13 @@ def passed(
     """
     parts = Countdown(released, 1) if hold else None
     try:
-        given = [_payload(frame, parts) if type(frame[4]) is OnGpu else frame for frame in frames]
+        given = [_passed(frame, parts) if type(frame[4]) is OnGpu else frame for frame in frames]
     except (DeviceError, RuntimeError, MemoryError) as error:  # the libraries' are of the last two kinds
         raise RegistrationError("gpu", f"a tensor cannot be passed on its GPU: {error}") from error
     return given, released if parts is None else parts.ended
 
 
-def _payload(frame: OutFrame, parts: Countdown | None) -> OutFrame:
+def _passed(frame: OutFrame, parts: Countdown | None) -> OutFrame:
     from transfer.transports.core.native.cuda import GpuEvent, event_after
     from transfer.transports.core.native.gpu_payload import GpuPayload
 

@@ -18,7 +18,7 @@ from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, unsent
 from transfer.transports.core.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TransferError
-from transfer.transports.gpu import is_payload
+from transfer.transports.gpu import OnGpu, is_payload
 from transfer.transports.inproc_gpu import every_gpu, has_payload, passed
 from transfer.transports.prefixes import Prefixes, Subscribable
 
@@ -92,11 +92,11 @@ class InprocStream(Subscribable, Stream):
         hold: bool = False,
         released: _Released | None = None,
     ) -> int:
+        size = sum(_size(frame[4]) for frame in frames)
         if has_payload(frames):
-            if not force and self.full:
+            if not force and self._has_no_room(size):  # before anything is copied
                 return 0
             frames, released = passed(frames, hold, released)
-        size = sum(_size(frame[4]) for frame in frames)
         with self._lock:
             if self.broken is not None:
                 raise self._is_broken()
@@ -224,9 +224,13 @@ class InprocStream(Subscribable, Stream):
     @property
     def full(self) -> bool:
         """Whether a message would not be taken now. If so, `on_writable` reports room."""
+        return self._has_no_room(1)
+
+    def _has_no_room(self, size: int) -> bool:
         with self._lock:
-            self._room_wanted = self._room_wanted or self._is_full(1)
-            return self._is_full(1)
+            full = self._is_full(size)
+            self._room_wanted = self._room_wanted or full
+            return full
 
     # -- under the lock --------------------------------------------------------------------------
 
@@ -317,6 +321,8 @@ def _kept(frame: OutFrame, hold: bool) -> OutFrame:
 
 
 def _size(data: Any) -> int:
+    if type(data) is OnGpu:
+        return data.nbytes
     return len(data) if isinstance(data, bytes) or is_payload(data) else memoryview(data).nbytes
 
 

@@ -258,3 +258,53 @@ pull.close()
 context.term()
 """
     run(HEAD + program)
+
+
+def test_each_dtype_of_numpy(run):
+    """Also those whose number is not their size: dates, texts."""
+    program = """
+from tests.cuda.null_driver import Array
+from transfer.transports.core import address_of
+
+for dtype in ("<M8[ns]", "<m8[s]", "<U3", "|S5", "<c16", "|b1", ">i4", "<f2"):
+    data = numpy.arange(80_000).astype(dtype) if dtype[1] not in "Mm" else numpy.arange(80_000).view(dtype)
+    array = Array(end.context, data.shape, "|u1")
+    end.context.free(array.pointer)
+    array.typestr, array.nbytes = data.dtype.str, data.nbytes
+    array.pointer = end.context.allocate(data.nbytes)
+    end.context.copy(array.pointer, address_of(data.view("u1")), data.nbytes, 0)
+    for copy in (None, False):
+        push.send_tensor(array, copy=copy)
+        assert numpy.array_equal(pull.recv_tensor(), data), dtype
+        push.send_tensors({"x": array, "y": array}, copy=copy)
+        tensors, _ = pull.recv_tensors()
+        assert numpy.array_equal(tensors["y"], data), dtype
+    array.close()
+push.close()
+pull.close()
+context.term()
+"""
+    run(HEAD + program)
+
+
+def test_without_a_peer_it_waits_for_one(run):
+    """A socket that must not stage knows no way yet."""
+    program = """
+array = end.array(500, 1000)
+other, late = context.socket(transfer.PUSH, gpu_staging=False, sndtimeo=100), context.socket(transfer.PULL)
+other.connect("inproc://late")
+try:
+    other.send_tensor(array)
+except Again:
+    pass
+else:
+    raise AssertionError("nobody is there")
+other.sndtimeo = late.rcvtimeo = int(PATIENCE * 1000)
+late.bind("inproc://late")
+other.send_tensor(array, copy=False)
+assert pointer_of(late.recv_tensor(device="cuda:0")) == array.pointer
+for one in (other, late, push, pull):
+    one.close()
+context.term()
+"""
+    run(HEAD + program)

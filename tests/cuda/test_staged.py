@@ -344,3 +344,57 @@ def receive(end):
     end.tell()
 """
     run(HEAD + program + TAIL, **SLOW)
+
+
+def test_a_forked_child_says_nothing(run):
+    program = """
+def send(end):
+    end.socket.send_tensor(end.array(500, 1000))
+    end.hear()
+
+def receive(end):
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    child = os.fork()
+    if not child:
+        del tensor
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_a_copy_that_fails_to_begin_keeps_its_memory(run):
+    """Pieces that have begun still write there."""
+    program = """
+from tests.cuda.null_driver import NullDriver
+from transfer.tensors import device
+from transfer.tensors.driver_device import DriverDevice
+from transfer.tensors.gpu_array import export_array
+from transfer.transports import cuda
+
+context, null = cuda.load().context(0), NullDriver()
+from tests.cuda.null_driver import Array
+
+array = Array(context, (16 << 20,), "|u1")
+null.fill(array.pointer, 1, array.nbytes, 1, 0.3)
+flat = export_array(array)[2]
+copy_out = DriverDevice.copy_out
+
+def failing(self, flat, start, *rest):
+    if start == 8 << 20:
+        raise KeyboardInterrupt
+    return copy_out(self, flat, start, *rest)
+
+DriverDevice.copy_out = failing
+try:
+    device.begin_to_host(flat.device, flat)
+except KeyboardInterrupt:
+    pass
+DriverDevice.copy_out = copy_out
+lent = POOL.take(16 << 20, lambda memory: (lambda: None))
+before = bytes(memoryview(lent)[: 8 << 20])
+context.synchronize(1)
+assert bytes(memoryview(lent)[: 8 << 20]) == before, "it was lent while the GPU wrote there"
+"""
+    run(HEAD + program, **SLOW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transfer.patterns.base import SendMode
 from transfer.transports.base import Capabilities
 from transfer.transports.config import cuda_ipc_enabled
 from transfer.transports.forking import undivided
@@ -18,17 +19,25 @@ if TYPE_CHECKING:
 _NOT_PLAIN = ("compression", "resend", "conflate")
 
 
-def capabilities_of(streams: Sequence[Any], options: Mapping[str, Any]) -> Capabilities:
-    """What all peers of a socket support."""
-    if not streams or any(options[name] for name in _NOT_PLAIN):
-        return Capabilities()
-    mapped: list[frozenset[bytes]] = [
-        getattr(getattr(s, "carrier", None) or s, "maps_gpus", frozenset()) for s in streams
-    ]
+def capabilities_of(streams: Sequence[Any], options: Mapping[str, Any], mode: SendMode) -> Capabilities:
+    """What all peers of a socket support, or why none of it can be used."""
+    step = next((name for name in _NOT_PLAIN if options[name]), "")
+    if step:
+        return Capabilities(host_only=f"the option {step} works on memory of the host")
+    if mode is SendMode.FANOUT:
+        return Capabilities(host_only="what goes to several peers at once is copied through the host")
+    if not streams:
+        return Capabilities(host_only="no peer is connected yet")
+    mapped = [getattr(getattr(s, "carrier", None) or s, "maps_gpus", None) for s in streams]
+    maps = frozenset.intersection(*(one or frozenset() for one in mapped))
+    why = ""
+    if not maps and all(one is not None for one in mapped):
+        why = "not every peer has asked for memory of a GPU by device= or out=, or one cannot map it"
     return Capabilities(
         device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
         registers_memory=all(s.registers_device_memory for s in streams),
-        maps_gpus=frozenset.intersection(*mapped),
+        maps_gpus=maps,
+        host_only=why,
     )
 
 

@@ -592,8 +592,9 @@ class Socket(Base):
         return self._send_message(frames, flags, hold, track or hold)
 
     def _tensor_capabilities(self, flags: int) -> Capabilities:
-        plain = not (flags & SNDMORE or self._partial) and self._pattern.send_mode is not SendMode.FANOUT
-        return capabilities_of(self._streams(), self._values) if plain else Capabilities()
+        if flags & SNDMORE or self._partial:
+            return Capabilities(host_only="a message of several parts is copied through the host")
+        return capabilities_of(self._streams(), self._values, self._pattern.send_mode)
 
     def _want_gpu(self, uuid: bytes, index: int) -> None:
         want_gpu(self.context, uuid, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from transfer.transports.arguments import seconds
-from transfer.transports.errors import Again, Broken, Closed, MessageRefused, NotSupported
+from transfer.transports.errors import Again, Broken, Closed, MessageRefused, NotSupported, unraised
 from transfer.transports.waiters import Waiters
 
 
@@ -16,8 +16,8 @@ class Tracker:
     """
 
     __slots__ = (
-        "_cause", "_changed", "_confirmable", "_confirmed", "_error", "_lock", "_outstanding", "_rescued",
-        "_was_released",
+        "_cause", "_changed", "_confirmable", "_confirmed", "_error", "_kept", "_lock", "_outstanding",
+        "_rescued", "_was_released",
     )  # fmt: skip
 
     def __init__(self, confirmable: bool = True) -> None:
@@ -31,6 +31,8 @@ class Tracker:
         #: why the connection ends, if this program ends it
         self._cause: Closed | None = None
         self._rescued = self._was_released = False
+        #: the memory is never free again: a peer uses it, and this side has ended
+        self._kept: Broken | None = None
 
     @property
     def done(self) -> bool:
@@ -55,11 +57,13 @@ class Tracker:
 
         Raises:
             Again: it is not reusable within `timeout`.
-            Broken: no peer took the message.
+            Broken: no peer took the message, or a peer still uses the memory although the context has ended.
         """
         timeout = seconds(timeout)
-        if not self._changed.wait_for(lambda: self.done, timeout):
+        if not self._changed.wait_for(lambda: self.done or self._kept is not None, timeout):
             raise Again(f"the message is still in flight after {timeout} s")
+        if self._kept is not None:
+            raise unraised(self._kept)
         if self._error is not None:
             raise self._broken()
 
@@ -104,7 +108,9 @@ class Tracker:
     def _released(self, error: BaseException | None) -> None:
         """Called when no stream refers to the memory any more; again, if a signal handler raised inside."""
         with self._lock:
-            if not self._was_released:
+            if isinstance(error, Broken) and error.keeps_memory:
+                self._kept = error
+            elif not self._was_released:
                 self._was_released = True
                 self._outstanding -= 1
                 if error is not None and not self._confirmed and not self._rescued:

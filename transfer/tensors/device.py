@@ -131,10 +131,12 @@ class _Departure:
     def __init__(self, device: GpuDevice, flat: Any, slab: Slab) -> None:
         self._kept: tuple[Any, Slab] | None = (flat, slab)
         self._events = []
-        for start, length in _pieces(int(flat.nbytes), PIECE):
-            event = device.copy_out(flat, start, slab, length, start)
-            self._events.append((start + length, event))
-        device.hold(slab, event)  # whatever becomes of this object
+        try:
+            for start, length in _pieces(int(flat.nbytes), PIECE):
+                event = device.copy_out(flat, start, slab, length, start)
+                self._events.append((start + length, event))
+        finally:  # whatever becomes of this object
+            device.hold(slab, device.record())
 
     def __call__(self, filling: Any) -> None:
         """Waits for all of them."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from transfer.tensors.device import Slab, pin_pages
 from transfer.tensors.pinned import POOL
-from transfer.transports.errors import DeviceError
+from transfer.transports.errors import TransferError
 
 #: bytes that are not worth pinned memory: the driver has some for them
 _PAGEABLE: Final = 1 << 20
@@ -38,19 +38,19 @@ class DriverDevice:
         return partial(_unpin, self._context, address)  # which the pool keeps, and no array with it
 
     def copy_out(self, flat: Any, start: int, slab: Slab, nbytes: int, at: int = 0) -> Any:
-        return self._copy(slab.memory + at, self.address(flat) + start, nbytes)
+        self._context.copy(slab.memory + at, self.address(flat) + start, nbytes, self._stream)
+        return self.record()
 
     def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int, at: int = 0) -> Any:
-        event = self._copy(self.address(flat) + start, slab.memory + at, nbytes)
-        self.hold(slab, event)
+        try:
+            self._context.copy(self.address(flat) + start, slab.memory + at, nbytes, self._stream)
+        finally:  # a signal handler may have raised behind the call
+            event = self.record()
+            self.hold(slab, event)
         return event
 
     def hold(self, slab: Slab, event: Any) -> None:
         POOL.hold(slab.view, lambda: bool(event.done))
-
-    def _copy(self, target: int, source: int, nbytes: int) -> Any:
-        self._context.copy(target, source, nbytes, self._stream)
-        return self.record()
 
     def record(self) -> Any:
         from transfer.transports.core.native.cuda import GpuEvent
@@ -72,7 +72,7 @@ class DriverDevice:
 
 
 def _unpin(context: Any, address: int) -> None:
-    with contextlib.suppress(DeviceError):  # a forked child has no GPU
+    with contextlib.suppress(TransferError):  # a forked child has no GPU
         context.unpin(address)
 
 
@@ -86,5 +86,5 @@ class OwnMemory:
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", 0)
         if pointer:
-            with contextlib.suppress(DeviceError):  # a forked child has no GPU
+            with contextlib.suppress(TransferError):  # a forked child has no GPU
                 self.context.free(pointer)

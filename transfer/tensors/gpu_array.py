@@ -84,6 +84,9 @@ class GpuArray:
             self, pointer, gpu.CUDA, self._index, kind, bits, self.shape, strides, versioned
         )
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("the array is on a GPU: receive it without device=, or give it to torch or CuPy")
+
     def __repr__(self) -> str:
         return f"<GpuArray {self.__cuda_array_interface__['typestr']} {list(self.shape)} on {self.device}>"
 
@@ -92,6 +95,8 @@ def export_array(array: Any) -> tuple[int, bytes, Flat | None]:
     """(flags, header, memory or None) of an object with `__cuda_array_interface__`. Raises NotATensor."""
     try:
         return _export(array)
+    except NotATensor:
+        raise
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, struct.error) as error:
         why = f"{type(error).__name__} {error}"
         raise NotATensor(f"{type(array).__name__}: its __cuda_array_interface__ is broken: {why}") from error
@@ -111,16 +116,17 @@ def _export(array: Any) -> tuple[int, bytes, Flat | None]:
         raise NotATensor(f"{type(array).__name__} has gaps in memory", hint="copy it in C order first")
     driver = cuda.load()
     index = None if driver is None else driver.device_of(memory.pointer)
-    if driver is None or (index is None and memory.nbytes):
-        raise NotATensor(f"{type(array).__name__}: no GPU of this process has its memory")
     spec = TensorSpec(code, tuple(interface["shape"]), itemsize, None, text, (gpu.CUDA, index or 0))
+    if driver is None or (index is None and spec.nbytes):
+        raise NotATensor(f"{type(array).__name__}: no GPU of this process has its memory")
     flags, header = pack(spec)
-    if index is None or not memory.nbytes:
+    if index is None or not spec.nbytes:
         return flags, header, None
     begin, size = driver.range_of(memory.pointer)
-    if begin and memory.pointer + memory.nbytes > begin + size:
-        raise NotATensor(f"{type(array).__name__}: {memory.nbytes} bytes reach beyond its allocation")
-    return flags, header, Flat(array, replace(memory, index=index), driver.context(index))
+    if begin and memory.pointer + spec.nbytes > begin + size:
+        raise NotATensor(f"{type(array).__name__}: {spec.nbytes} bytes reach beyond its allocation")
+    memory = replace(memory, index=index, nbytes=spec.nbytes)
+    return flags, header, Flat(array, memory, driver.context(index))
 
 
 def export_capsule(tensor: Any) -> tuple[int, bytes, Flat | None]:

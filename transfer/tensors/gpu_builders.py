@@ -30,6 +30,8 @@ class GpuBuilder:
                 "no CUDA driver, or no GPU, is there for device=",
                 hint="`transfer doctor` says what is missing",
             )
+        if index >= len(driver.uuids()):
+            raise wrong("device", f"cuda:{index}", f"one of the {len(driver.uuids())} GPUs of this process")
         self.index = index
         self.uuid: bytes = driver.uuid(index)
         self.context = driver.context(index)
@@ -39,7 +41,7 @@ class GpuBuilder:
         NUMPY.check(recipe)
         if recipe.spec.text or not dtypes.BY_CODE[recipe.spec.code].numpy:
             raise TensorMismatch(
-                "__cuda_array_interface__ has no such dtype", hint='receive it with like="torch"'
+                "an array on a GPU cannot have this dtype here", hint="receive it on the host"
             )
 
     def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
@@ -67,7 +69,15 @@ class GpuBuilder:
 
 
 class TorchGpuBuilder(GpuBuilder):
-    """The same as tensors of torch."""
+    """The same as tensors of torch. Raises NotSupported."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        if not sys.modules["torch"].cuda.is_available():
+            raise NotSupported(
+                'like="torch" on a GPU, and this torch has no CUDA',
+                hint="install a torch with CUDA, or receive a GpuArray without like=",
+            )
 
     def check(self, recipe: Recipe) -> None:
         TORCH.check(recipe)

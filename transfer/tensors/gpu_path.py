@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
+from transfer.constants import DONTWAIT
 from transfer.tensors.device import PIECE
 from transfer.tensors.export import (
     Exported,
@@ -118,7 +119,7 @@ def _note_staged(socket: Any, way: gpu.Way) -> None:
         raise RegistrationError(
             "staging",
             f"gpu_staging=False, and a tensor on a GPU would be copied through the host: {way.reason}",
-            hint="the receiver asks by device= or out= on this GPU first; docs/tensors.md has the other ways",
+            hint="docs/tensors.md says what stays on a GPU; gpu_staging=True allows the copy",
         )
     _note(socket, way)
 
@@ -130,12 +131,12 @@ def _send_while_filled(send: Callable[[], Tracker | None], buffers: list[Any]) -
     finally:
         filling = [buffer for buffer in buffers if hasattr(buffer, "complete")]
         # A signal handler that raised must not leave a message half filled.
-        error = uninterrupted(partial(_fill, filling), None) if filling else None
+        error = uninterrupted(partial(_complete, filling), None) if filling else None
         if error is not None:
             raise error
 
 
-def _fill(filling: list[Any]) -> Exception | None:
+def _complete(filling: list[Any]) -> Exception | None:
     """Waits for all of them. The first error is returned, not raised."""
     found: Exception | None = None
     for buffer in filling:
@@ -148,7 +149,11 @@ def _fill(filling: list[Any]) -> Exception | None:
 
 def _capabilities(socket: Any, flags: int) -> Capabilities:
     asked = getattr(socket, "_tensor_capabilities", None)
-    can: Capabilities = Capabilities() if asked is None else asked(flags)
+    if asked is None:
+        return Capabilities()
+    if not (_stages(socket) or flags & DONTWAIT or socket._streams()):
+        socket.wait_for_peers(1, None if socket.sndtimeo < 0 else socket.sndtimeo / 1000)
+    can: Capabilities = asked(flags)
     return can
 
 
@@ -165,8 +170,8 @@ def send_bundle(
     if not (_is_gpu_used() and isinstance(tensors, Mapping) and any(map(on_device, tensors.values()))):
         sent = socket._send_outframes(frames_with(), flags, track, copy)
         return sent
-    can = Capabilities(maps_gpus=_capabilities(socket, flags).maps_gpus)
-    exports = _Exports(socket, can)
+    can = _capabilities(socket, flags)
+    exports = _Exports(socket, Capabilities(maps_gpus=can.maps_gpus, host_only=can.host_only))
     frames = exports.complete(frames_with)
     if exports.mapped is not None:
         done, way = _send_there(socket, partial(exports.send, frames, flags, track, copy), exports.mapped)

@@ -122,9 +122,9 @@ class TensorMethods:
         """Sends one tensor: numpy, torch, CuPy, or any object with DLPack or the buffer protocol.
 
         Dense memory (C, Fortran or any order of axes) of 64 KiB or more is sent without a copy; by `local`
-        with one copy into shared memory, unless it is of `Context.empty`. A tensor on a device
-        is copied through host memory, except with `copy=False` where every peer's transport takes device
-        pointers.
+        with one copy into shared memory, unless it is of `Context.empty`. A tensor on a GPU stays there
+        for a peer on this host that has asked for it by `device=` or `out=`; else it is copied through the
+        host (see `gpu_staging`).
 
         Args:
             tensor: the tensor.
@@ -139,6 +139,7 @@ class TensorMethods:
 
         Raises:
             NotATensor: the object is no tensor, or its dtype cannot travel.
+            RegistrationError: with `gpu_staging=False`, a tensor would be copied through the host.
             Again, Closed, StateError, NotSupported: as in `send`.
         """
         if flags != 0:
@@ -170,8 +171,8 @@ class TensorMethods:
 
         Args:
             flags: DONTWAIT, or 0.
-            out: memory to receive into: a numpy array, a torch tensor, or plain writable memory. The payload
-                is read directly into it if the order of axes allows.
+            out: memory to receive into: a numpy array, a torch tensor, an array on a GPU, or plain writable
+                memory. The payload is read directly into it if the order of axes allows.
             like: the kind of tensor: `torch`, `"torch"`, a type or a tensor; numpy by default.
             device: the GPU to receive on, as `"cuda:0"`; the host by default. A peer on this host then leaves
                 tensors of that GPU in its memory, where the received one shows them in place. Without `like`
@@ -189,6 +190,8 @@ class TensorMethods:
         If the connection breaks in the middle, `out` may be partly overwritten.
         """
         if out is not None:
+            if device is not None:
+                raise wrong("device", device, "nothing: out= says where the tensor goes")
             target = target_for(out)
             wanted = gpu_of(target)
             if wanted is not None:
@@ -287,7 +290,9 @@ class TensorMethods:
             wanted = gpu_of(target)
             if wanted is not None:
                 self._want_gpu(*wanted)
-        builder = builder_for(like) if device is None or out is not None else gpu_builder(device, like)
+        if out is not None and device is not None:
+            raise wrong("device", device, "nothing: out= says where the tensors go")
+        builder = builder_for(like) if device is None else gpu_builder(device, like)
         if isinstance(builder, GpuBuilder):
             self._want_gpu(builder.uuid, builder.index)
         return self._receive_valid(receive_bundle, self, flags, builder, targets)

@@ -40,6 +40,7 @@ _STILL_SEEN = (
     "a peer still uses %d tensors in this process's memory of a GPU: they end with this process (delete them "
     "there first, or copy them)"
 )
+_KEPT = "the context ended while a peer still uses this memory of a GPU"
 #: the blocks of this process by their handles, which a peer in the same process cannot use
 own_blocks: weakref.WeakValueDictionary[bytes, GpuBlock] = weakref.WeakValueDictionary()
 #: blocks of ended contexts that peers may still have mapped
@@ -62,6 +63,8 @@ class GpuBlock:
         self.pointer: int = lent or self.context.allocate(nbytes)
         #: the peer has its handle
         self.announced = False
+        #: lent memory that a peer may have mapped until this process ends
+        self.kept = False
 
     def handles(self) -> bytes:
         """For the peer: which GPU, the memory's handle, the event's. Raises DeviceError."""
@@ -84,7 +87,12 @@ class GpuShare(NamedTuple):
     payload: gpu.OnGpu
 
     def inform(self, error: BaseException | None) -> None:
-        """The memory is its owner's again."""
+        """The memory is its owner's again, unless it was lent and is kept."""
+        if self.block.kept:
+            error = Broken(
+                _KEPT, hint="do not free it; let the peer delete its tensor before the context ends"
+            )
+            error.keeps_memory = True
         if self.parts is not None:
             self.parts.ended(error)
 
@@ -331,6 +339,7 @@ class GpuShares:
         for block in list(self._blocks.values()):
             if not block.announced:
                 self._free(block)
+            block.kept = block.announced and block.lent
         _left.extend(self._blocks.values())
         self._blocks.clear()
         self._idle.clear()

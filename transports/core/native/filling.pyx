@@ -51,7 +51,8 @@ cdef class Filling:
                 raise
 
     cdef object hold(self):
-        """Its memory as it is now, for a writer that knows `ready`."""
+        """Its memory as it is now, for a writer that knows `ready`. Nobody else sees `peeked`: no other thread
+        has the GIL in between."""
         self.peeked = True
         try:
             return HeldBuffer(self)

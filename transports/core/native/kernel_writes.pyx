@@ -259,7 +259,7 @@ cdef int link_write(link_t* link) noexcept nogil:
         if error:
             return link_broken(link, error)
     while link.queued_bytes > 0:
-        if link_waits(link):
+        if link_unready(link):
             link.kernel_full = 0
             return UNREADY
         if link.ring != NULL:
@@ -291,7 +291,7 @@ cdef bint is_unready(segment_t* segment) noexcept nogil:
     return segment.ready != NULL and load_ready(segment.ready) < segment.size
 
 
-cdef bint link_waits(link_t* link) noexcept nogil:
+cdef bint link_unready(link_t* link) noexcept nogil:
     """Whether there is nothing to write, although something is queued: it is still being filled."""
     cdef segment_t* segment = link.head
     if link.tls != NULL and tls_unsent(link.tls):

@@ -32,7 +32,7 @@ cdef class Outgoing(Connection):
     cdef int write_out(self, bint no_gil) except -1
     cdef int let_go_copied(self) except -1
     cdef int own_all(self) except -1
-    cdef bint fill_all(self) except -1
+    cdef bint complete_all(self) except -1
     cdef segment_t* empty_queue(self) noexcept
     cdef int notify_room(self, int fd, void* socket) except -1
     cdef int reap(self) except -1

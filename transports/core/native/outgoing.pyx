@@ -416,7 +416,7 @@ cdef class Outgoing(Connection):
         self.flusher.reap()
         return 0
 
-    cdef bint fill_all(self) except -1:
+    cdef bint complete_all(self) except -1:
         """Whether a message of which nothing was written had to be waited for: it was still being filled.
         Enters and leaves with the mutex held. One that cannot be filled counts as written."""
         cdef segment_t* segment = self.link.head
@@ -458,7 +458,7 @@ cdef class Outgoing(Connection):
         while answer == OK:
             if load_int(&self.link.error):
                 link_give_up_begun(self.link)
-            if self.fill_all():
+            if self.complete_all():
                 continue
             segment = self.link.head
             while segment != NULL:
