@@ -51,8 +51,8 @@ cdef class Filling:
                 raise
 
     cdef object hold(self):
-        """Its memory as it is now, for a writer that knows `ready`. Nobody else sees `peeked`: no other thread
-        has the GIL in between."""
+        """Its memory as it is now, for a writer that knows `ready`. Nobody else sees `peeked`, since no other
+        thread has the GIL in between."""
         self.peeked = True
         try:
             return HeldBuffer(self)
