@@ -17,7 +17,7 @@ WRONG = {**KINDS, "1.5": 1.5, "bytes": b"1", "digits": "1", "True": True, "array
 NAMES = [*OPTIONS, *CORE, "hwm", "identity"]
 SWITCHES = (
     *("checksum", "immediate", "conflate", "router_mandatory", "router_handover", "req_relaxed"),
-    *("req_correlate", "resend", "tcp_keepalive"),
+    *("req_correlate", "resend", "tcp_keepalive", "gpu_staging"),
 )
 #: whose -1 says: no end, no limit, or as the system has it
 ENDLESS = (
