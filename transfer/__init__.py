@@ -10,6 +10,7 @@ cli            the command line
 config         the environment variables of the layers above the transports
 constants      constants of the API; their numbers are ZeroMQ's
 doctor         checks what works on this machine, with hints for what does not
+errors         the errors by a short name: `from transfer.errors import Again`
 http           the HTTP client of the commands, and TLS for this process's HTTP servers
 json_text      decodes a peer's JSON to values that can be encoded again
 log            one durable append-only log for messages of many topics and for state; see `docs/log.md`
@@ -142,11 +143,8 @@ _HOMES = {
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = {
-    "errors": "transfer.transports.errors",
-    **{
-        name: f"transfer.{name}"
-        for name in ("asyncio", "metrics", "mooncake", "spark", "tensors", "torch", "zmq")
-    },
+    name: f"transfer.{name}"
+    for name in ("asyncio", "errors", "metrics", "mooncake", "spark", "tensors", "torch", "zmq")
 }
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and refuses others

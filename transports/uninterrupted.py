@@ -25,7 +25,7 @@ def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     results: list[T] = []
-    begun = _thread.allocate_lock()  # of whoever does the steps
+    begun = _thread.allocate_lock()  # by the thread that does the steps
     done = _thread.allocate_lock()  # no Event: its internal lock stays taken if the wait is interrupted
     done.acquire(timeout=_PATIENCE)  # it is free
 

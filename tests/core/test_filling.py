@@ -76,16 +76,16 @@ def test_what_is_there_is_written(kit):
 def test_messages_behind_it_wait(kit):
     stream, far = kit.raw()
     source, other = Source(), Source()
-    told = []
+    informed = []
     stream.send([plain(b"before")])
-    stream.send([plain(source.filling)], hold=True, released=told.append)
+    stream.send([plain(source.filling)], hold=True, released=informed.append)
     stream.send([plain(b"behind")])
-    stream.send([plain(other.filling)], hold=True, released=told.append)
+    stream.send([plain(other.filling)], hold=True, released=informed.append)
     stream.send([plain(b"last")])
     assert read_frame(far).data == b"before"
     other.filling.complete()
     read(far, 34)
-    assert silent(far) and told == []
+    assert silent(far) and informed == []
     thread = threading.Thread(target=source.filling.complete)
     thread.start()
     assert read(far, SIZE) == source.data.tobytes()
@@ -95,7 +95,7 @@ def test_messages_behind_it_wait(kit):
     thread.join(10)
     stream.flush()
     kit.flusher.reap()
-    assert told == [None, None]
+    assert informed == [None, None]
 
 
 def test_to_two_peers(kit):
@@ -142,22 +142,22 @@ def test_unsent_messages_are_filled_first(kit):
     stream, far = kit.raw(buffer=4096)
     stream.send([plain(b"x" * (1 << 20))])  # the kernel is full
     source = Source()
-    told = []
-    stream.send([plain(source.filling)], hold=True, released=told.append)
+    informed = []
+    stream.send([plain(source.filling)], hold=True, released=informed.append)
     far.close()
     while stream.broken is None:
         stream.flush()
     [[frame]] = stream.take_unsent()
     assert bytes(frame[4]) == source.data.tobytes() and source.finished == 1
-    assert [type(one) for one in told] == [Broken]
+    assert [type(one) for one in informed] == [Broken]
 
 
 def test_what_cannot_be_filled_ends_its_connection(kit):
     stream, far = kit.raw()
     source, other = Source(), Source()
-    told = []
-    stream.send([plain(source.filling)], hold=True, released=told.append)
-    stream.send([plain(other.filling)], hold=True, released=told.append)
+    informed = []
+    stream.send([plain(source.filling)], hold=True, released=informed.append)
+    stream.send([plain(other.filling)], hold=True, released=informed.append)
     first = source.step()
     read(far, 34 + first)
     source.error = RuntimeError("the GPU is gone")
@@ -170,7 +170,7 @@ def test_what_cannot_be_filled_ends_its_connection(kit):
         pass  # of TLS: no farewell came
     other.error = RuntimeError("gone, too")
     assert stream.take_unsent() == []
-    assert [type(one) for one in told] == [Broken, Broken]
+    assert [type(one) for one in informed] == [Broken, Broken]
 
 
 def test_a_stream_that_closes(kit):
@@ -195,25 +195,25 @@ def test_a_peer_that_reads_slowly(kit):
 
 
 class Sink:
-    """Memory for the next payloads, and what it is told while they come."""
+    """Memory for the next payloads, and the reports while they come."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.memory = numpy.zeros(SIZE * 4, "u1")
-        self.told: list[int] = []
+        self.informed: list[int] = []
         self.error = error
 
     def __call__(self, meta, topic, nbytes):
-        self.told = []
+        self.informed = []
         return self.memory[:nbytes]
 
     def landed(self, nbytes: int) -> None:
-        self.told.append(nbytes)
+        self.informed.append(nbytes)
         if self.error is not None:
             raise self.error
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a GPU")])
-def test_a_sink_is_told_what_has_come(kit, error):
+def test_a_sink_is_informed_what_has_come(kit, error):
     stream, far = kit.pair()
     pull = kit.puller(far)
     sink = Sink(error)
@@ -225,10 +225,10 @@ def test_a_sink_is_told_what_has_come(kit, error):
         thread.join(10)
         assert frame.data.tobytes() == data[:nbytes].tobytes()
         if error is None:
-            assert sink.told == sorted(set(sink.told)) and sink.told[-1] == nbytes
-            assert len(sink.told) == (3 if nbytes == len(data) else 1)
+            assert sink.informed == sorted(set(sink.informed)) and sink.informed[-1] == nbytes
+            assert len(sink.informed) == (3 if nbytes == len(data) else 1)
         else:
-            assert len(sink.told) == 1
+            assert len(sink.informed) == 1
 
 
 def send_all(stream, data) -> None:
@@ -238,7 +238,7 @@ def send_all(stream, data) -> None:
 
 
 def test_a_call_that_ends_before_the_message(kit):
-    """The rest is read into other memory, of which nobody is told."""
+    """The rest is read into other memory, and no more is reported."""
     stream, far = kit.pair()
     pull = kit.puller(far)
     sink, source = Sink(), Source()
@@ -246,9 +246,9 @@ def test_a_call_that_ends_before_the_message(kit):
     source.step()
     with pytest.raises(Again):
         pull._recv_message(50, sink)
-    told = list(sink.told)
+    informed = list(sink.informed)
     thread = threading.Thread(target=source.filling.complete)
     thread.start()
     _, [frame] = pull._recv_message(10_000)
     thread.join(10)
-    assert bytes(frame.data) == source.data.tobytes() and sink.told == told
+    assert bytes(frame.data) == source.data.tobytes() and sink.informed == informed

@@ -193,7 +193,7 @@ context.term()
     run(HEAD + program, **SLOW)
 
 
-def test_what_nobody_takes_is_given_back(run):
+def test_what_is_never_taken_is_given_back(run):
     """To their owners, and to the GPU, which has room for ten."""
     program = """
 array = end.array(1024, 1024)
@@ -298,7 +298,7 @@ try:
 except Again:
     pass
 else:
-    raise AssertionError("nobody is there")
+    raise AssertionError("no peer is there")
 other.sndtimeo = late.rcvtimeo = int(PATIENCE * 1000)
 late.bind("inproc://late")
 other.send_tensor(array, copy=False)

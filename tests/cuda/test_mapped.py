@@ -1139,7 +1139,7 @@ if __name__ == "__main__":
 
 
 def test_a_context_that_ends_while_a_peer_keeps_a_lent_tensor(run):
-    """Its tracker is never done, and says why: whoever freed the memory would break the peer."""
+    """Its tracker is never done, and says why: to free the memory would break the peer."""
     program = """
 def send(end):
     end.until_wanted()

@@ -259,7 +259,10 @@ def test_disconnect_ends_the_connection(context):
 def test_a_port_in_use_is_a_typed_error(context):
     one, other = context.socket(PULL), context.socket(PULL)
     one.bind(TCP)
-    with pytest.raises(transfer.errors.AddressInUse):
+    from transfer.errors import AddressInUse
+
+    assert AddressInUse is transfer.errors.AddressInUse is transfer.AddressInUse
+    with pytest.raises(AddressInUse):
         other.bind(one.last_endpoint)
 
 

@@ -116,7 +116,7 @@ def to_host(device: GpuDevice, flat: Any) -> Any:
 
 def begin_to_host(device: GpuDevice, flat: Any) -> Any:
     """As `to_host`, but the copies have only begun: memory whose beginning a connection may write already,
-    and for which everybody else waits (core/native/filling.pyx). The caller calls its `complete`."""
+    and for which all others wait (core/native/filling.pyx). The caller calls its `complete`."""
     slab = _whole(device, int(flat.nbytes)) if core.IMPLEMENTATION == "native" else None
     if slab is None:
         return to_host(device, flat)

@@ -179,7 +179,7 @@ def send_bundle(
             return done[0]
         exports = _Exports(socket, Capabilities(), way)
         frames = exports.complete(frames_with)
-    # Nobody else has the copies.
+    # No other code has the copies, so that they are referenced until they are sent.
     held = False if copy is None and all(map(on_device, tensors.values())) else copy
     sent = exports.send(frames, flags, track, held)
     return sent if track or copy is False else None

@@ -7,7 +7,7 @@ cdef extern from *:
     #define ACQUIRE_LOAD(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
     #define RELEASE_STORE(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
     """
-    # Whoever sees the number sees the bytes that were there before it was stored.
+    # A thread that sees the number sees the bytes that were there before it was stored.
     uint64_t load_ready "ACQUIRE_LOAD" (uint64_t* at) nogil
     void store_ready "RELEASE_STORE" (uint64_t* at, uint64_t value) nogil
 

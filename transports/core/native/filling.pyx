@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Memory that is sent while it is filled, from its beginning on, as a GPU copies it there.
 
-The writer of a connection takes the bytes that are there (kernel_writes.pyx). Everybody else gets a buffer of
-it, for which he waits until it is full.
+The writer of a connection takes the bytes that are there (kernel_writes.pyx). All others get a buffer of it,
+for which they wait until it is full.
 """
 
 cimport cython
@@ -13,7 +13,7 @@ from transfer.transports.core.native.pool cimport HeldBuffer
 
 @cython.no_gc
 cdef class Filling:
-    """memory: a buffer. finish: called by whoever needs all of it, in any thread, maybe twice; it waits until
+    """memory: a buffer. finish: called for all of it, in any thread, maybe twice; it waits until
     the memory is full and calls `advance` on the way. What it raises ends the connections that have begun to
     write the memory."""
 
@@ -51,7 +51,7 @@ cdef class Filling:
                 raise
 
     cdef object hold(self):
-        """Its memory as it is now, for a writer that knows `ready`. Nobody else sees `peeked`, since no other
+        """Its memory as it is now, for a writer that knows `ready`. Only this call sees `peeked`: no other
         thread has the GIL in between."""
         self.peeked = True
         try:

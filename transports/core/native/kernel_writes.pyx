@@ -244,8 +244,8 @@ cdef int link_broken(link_t* link, int error) noexcept nogil:
 
 cdef int link_write(link_t* link) noexcept nogil:
     """Writes what the kernel takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
-    WOULD_BLOCK: the kernel is full, or the round is over, and the flusher continues. UNREADY: whoever fills
-    the next bytes continues. BROKEN."""
+    WOULD_BLOCK: the kernel is full, or the round is over, and the flusher continues. UNREADY: the thread that
+    fills the next bytes continues. BROKEN."""
     cdef size_t done = 0
     cdef ssize_t written
     cdef int error

@@ -209,7 +209,7 @@ cdef class Large(Outgoing):
         self.large_report = min(self.large_size, self.large_done + PIECE)
         try:
             self.large_landed(self.large_done)
-        except Exception:  # whoever takes the message finds out
+        except Exception:  # the receiving call does the same for the rest, and raises
             self.large_landed = None
             self.large_report = self.large_size
         return self.large_done < self.large_size

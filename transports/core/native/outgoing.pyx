@@ -428,7 +428,7 @@ cdef class Outgoing(Connection):
         pthread_mutex_unlock(&self.link.mutex)
         try:
             filling.complete()
-        except Exception:
+        except Exception:  # it ended this stream, which has it as its reason
             self.take_mutex()
             segment = self.link.head
             while segment != NULL:
