@@ -111,15 +111,20 @@ test-rdma: setup
 	@$(PY) -m tests.rdma.vm $(if $(ARGS),-- $(ARGS))
 
 # Without .venv, as on a machine that reaches no index, it takes the interpreter that holds torch, which needs
-# Cython, pytest, pytest-timeout and what the tests import. GPU_REPORT names the files of the report.
+# Cython, pytest, pytest-timeout and what the tests import; GPU_PACK=DIR has them, made by
+# `python -m bench.gpu --pack DIR`. GPU_REPORT names the files of the report. GPU_ALSO: tests that need no GPU.
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
 GPU_REPORT ?= build/gpu.json
+GPU_ALSO ?=
+WITH_PACK := $(if $(GPU_PACK),PYTHONPATH=$(CURDIR)/build/gpu_pack)
 
 test-gpu:
 	@mkdir -p build
-	@$(GPU_PYTHON) setup.py --quiet build_ext --inplace
-	@$(GPU_PYTHON) -m pytest -p no:benchmark -m gpu tests/gpu $(ARGS)
-	@$(GPU_PYTHON) -m bench.gpu --report $(GPU_REPORT)
+	@$(if $(GPU_PACK),$(GPU_PYTHON) bench/gpu_pack.py $(GPU_PACK) build/gpu_pack)
+	@$(WITH_PACK) $(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	@$(if $(GPU_ALSO),$(WITH_PACK) $(GPU_PYTHON) -m pytest -p no:benchmark -m "not slow and not gpu" $(GPU_ALSO))
+	@$(WITH_PACK) $(GPU_PYTHON) -m pytest -p no:benchmark -m gpu tests/gpu $(ARGS)
+	@$(WITH_PACK) $(GPU_PYTHON) -m bench.gpu --report $(GPU_REPORT)
 
 test-pythons: setup
 	@$(PY) -m tests.other_pythons $(ARGS)

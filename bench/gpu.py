@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench import gpu_pack
 from bench.machine import describe
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -28,7 +29,13 @@ def main() -> int:
     parser.add_argument(
         "--report", type=Path, help="write the rows as JSON here, and a table with the suffix .md"
     )
+    parser.add_argument(
+        "--pack", type=Path, metavar="DIR", help="only make what has to travel to a machine without an index"
+    )
+    parser.add_argument("--python", default="3.12", help="the Python of that machine (3.12)")
     options = parser.parse_args()
+    if options.pack:
+        return _pack(options.pack, options.python)
     try:
         import torch
     except ImportError:
@@ -39,7 +46,7 @@ def main() -> int:
         return 0
     report = {"machine": describe(), "gpu": _gpu(torch), "rows": []}
     raw: dict[str, float] = {}
-    for case in (raw_copies, raw_streams, staged_sends, pairs, shared, pauses):
+    for case in (raw_copies, raw_streams, staged_sends, pairs, by_ucx, state_dicts, shared, pauses):
         for row in case(torch, raw):
             report["rows"].append(row)
             print(_line(row), flush=True)
@@ -47,6 +54,15 @@ def main() -> int:
                 options.report.write_text(json.dumps(report, indent=1) + "\n")
     if options.report:
         options.report.with_suffix(".md").write_text(table(report))
+    return 0
+
+
+def _pack(folder: Path, python: str) -> int:
+    nbytes = gpu_pack.pack(folder, python)
+    print(f"{folder}: {nbytes / 1e6:.1f} MB for Python {python}; make test-gpu GPU_PACK={folder}")
+    if nbytes > gpu_pack.MOST:
+        print(f"more than {gpu_pack.MOST / 1e6:.0f} MB", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -182,6 +198,31 @@ def pairs(torch: Any, raw: dict[str, float]) -> Any:
             yield row | {"first_s": first}
 
 
+def by_ucx(torch: Any, raw: dict[str, float]) -> Any:
+    """The same by UCX with CUDA, where this machine has one."""
+    from transfer.transports.errors import TransferError
+    from transfer.transports.ucx import driver
+
+    try:
+        missing = "" if driver.fabric().has_cuda else "this UCX has no CUDA"
+    except TransferError as error:
+        missing = str(error).partition("\n")[0]
+    for nbytes in () if missing else (64 * MIB, GIB):
+        first, later = between("ucx", nbytes, device=True, lent=True)
+        # the GPU copies twice: between the processes, and into `out`
+        row = _row("device → ucx → device", nbytes, later, "D2D ÷ 2", raw["raw D2D"] / 2)
+        yield row | {"first_s": first}
+    if missing:
+        yield {"case": "device → ucx → device", "value": f"not run: {missing}"}
+
+
+def state_dicts(torch: Any, raw: dict[str, float]) -> Any:
+    """A dict of 300 tensors of 48 MiB, 14 GiB in all, between two processes, mapped."""
+    nbytes = DICT * 48 * MIB
+    _, later = between("local", nbytes, device=True, several=True)
+    yield _row("dict of 300 tensors, device → device", nbytes, later, "D2D", raw["raw D2D"])
+
+
 def shared(torch: Any, raw: dict[str, float]) -> Any:
     """Device to device between two processes, the sender's tensor as the receiver's: seconds of a message,
     whose size should not matter."""
@@ -233,17 +274,21 @@ def _ticking(work: Callable[[], object]) -> tuple[float, float]:
 # --- two processes ------------------------------------------------------------------------------
 
 
+#: tensors of a dict
+DICT = 300
 #: messages that do not count: as many as are on their way at once take memory for the first time
 WARM = 4
 
 
-def between(transport: str, nbytes: int, *, device: bool, lent: bool = False) -> tuple[float, float]:
+def between(
+    transport: str, nbytes: int, *, device: bool, lent: bool = False, several: bool = False
+) -> tuple[float, float]:
     """Seconds for a tensor from one process to another: of the first, and of each of several in a row. lent:
-    one at a time, and no byte is copied."""
-    count = max(8, min(20, 2 * GIB // nbytes))
+    one at a time, from the sender's own memory. several: a dict of DICT tensors."""
+    count = 3 if several else max(8, min(20, 2 * GIB // nbytes))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_receive, args=(theirs, transport, nbytes, count, device, lent))
+    child = context.Process(target=_receive, args=(theirs, transport, nbytes, count, device, lent, several))
     child.start()
     try:
         with _context(transport) as made, made.socket(_kinds("PUSH")) as push:
@@ -252,8 +297,12 @@ def between(transport: str, nbytes: int, *, device: bool, lent: bool = False) ->
             push.wait_for_peers(1)
             assert push.peers()[0].transport == transport
             tensor = _tensor(nbytes, device)
+            parts = {f"t{number}": part for number, part in enumerate(tensor.chunk(DICT))} if several else {}
             start = time.perf_counter()
             for _ in range(WARM + count):
+                if several:
+                    push.send_tensors(parts)
+                    continue
                 tracker = push.send_tensor(tensor, copy=False if lent else None)
                 if lent:
                     tracker.wait(60)
@@ -265,20 +314,24 @@ def between(transport: str, nbytes: int, *, device: bool, lent: bool = False) ->
         child.join()
 
 
-def _receive(pipe: Any, transport: str, nbytes: int, count: int, device: bool, lent: bool) -> None:
+def _receive(
+    pipe: Any, transport: str, nbytes: int, count: int, device: bool, lent: bool, several: bool
+) -> None:
     import torch
 
     with _context(transport) as made, made.socket(_kinds("PULL")) as pull:
         pull.rcvtimeo = 60_000
         pull.rcvhwm = 2
         pull.bind("tcp://127.0.0.1:0")
-        out = None if lent else _tensor(nbytes, device)
+        out = None if lent or several else _tensor(nbytes, device)
         settle = torch.cuda.synchronize if device else time.perf_counter
         settle()
         pipe.send(pull.last_endpoint)
         marks = []
         for _ in range(WARM + count):
-            if out is None:
+            if several:
+                pull.recv_tensors(device="cuda:0", like="torch")
+            elif out is None:
                 pull.recv_tensor(device="cuda:0", like="torch")
             else:
                 pull.recv_tensor(out=out)
@@ -291,6 +344,7 @@ def _context(transport: str) -> Any:
     import os
 
     os.environ["TRANSFER_LOCAL"] = "on" if transport == "local" else "off"
+    os.environ["MC_RPC_PROTOCOL"] = "ucx" if transport == "ucx" else "auto"
     import transfer
     from transfer.transports import probe
 

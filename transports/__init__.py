@@ -14,6 +14,7 @@ discovery      endpoints that stand for many
 errors         every error of the project: three families and four plain classes
 forking        steps that a fork must not interrupt
 gpu            how a GPU's memory reaches a transport: one pure decision
+gpu_receiving  memory on GPUs that a transport receives payloads into, which tensors are views of
 handshake      the handshake: what two sides exchange before the first message
 inproc         `inproc://name`: two sockets of one context
 inproc_gpu     tensors on a GPU within one process: passed by reference, or copied on that GPU
@@ -31,6 +32,7 @@ req_rep_turn   the state of the dialogue of a REQ or a REP
 security       authentication and encryption: TLS 1.3 on TCP, and a token that both sides prove to know
 shm            transport on one host: small frames on an abstract Unix socket, large payloads in shared memory
 sizes          the two sizes from which on a payload takes another way
+slab_pool      blocks of memory that devices read or write, cut out of slabs that are used again
 tcp            TCP, and what all transports over socket descriptors share
 testing        checks a transport against the contract (`checks`), and injects faults into it (`faults`)
 ucx            the ucx transport: frames as UCX messages, between processes that met by TCP

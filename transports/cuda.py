@@ -6,23 +6,34 @@ NVIDIA's own binding; this one ran on the tests' driver only. Registering with a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
+import os
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from transfer.transports.errors import DeviceError
+from transfer.transports.errors import DeviceError, TransferError
 from transfer.transports.gpu import (
     DEVICE_ORDINAL,
     DMA_BUF_SUPPORTED,
+    FLUSH_WRITES_OPTIONS,
     IS_LEGACY_IPC_CAPABLE,
     MEMPOOL_HANDLE,
     RANGE_BEGIN,
     RANGE_SIZE,
+    WRITES_ORDERING,
+    Machine,
+    dmabuf_missing,
+    peermem_missing,
+    writes_of_cards,
 )
 
 logger = logging.getLogger("transfer")
+
+_MODULES: Final = Path("/proc/modules")
 
 
 class Cuda:
@@ -38,10 +49,15 @@ class Cuda:
         """Of all GPUs that this process sees. Raises DeviceError."""
         return frozenset(map(self.uuid, range(self._driver.device_count())))
 
-    def supports_dmabuf(self, device: int) -> int | None:
-        """The device's attribute 124; None if the driver does not return it."""
-        value: int | None = self._driver.device_attribute(device, DMA_BUF_SUPPORTED)
-        return value
+    def used(self) -> int | None:
+        """The number of the GPU that this thread uses, else of the first that this process uses."""
+        number: int | None = self._driver.used_gpu()
+        return number
+
+    def of_device(self, device: int) -> Mapping[int, int | None]:
+        """The attributes for `machine`; None where this driver does not know one."""
+        numbers = (FLUSH_WRITES_OPTIONS, WRITES_ORDERING, DMA_BUF_SUPPORTED)
+        return {number: self._driver.device_attribute(device, number) for number in numbers}
 
     def attributes(self, pointer: int) -> Mapping[int, int]:
         """The attributes for `gpu.is_virtual`, without those that this driver does not know."""
@@ -52,7 +68,7 @@ class Cuda:
                 found[number] = value
         return found
 
-    def device_of(self, pointer: int) -> int | None:
+    def number_of(self, pointer: int) -> int | None:
         """The number of the GPU that has this memory; None: it is no memory of a GPU."""
         number: int | None = self._driver.pointer_attribute(pointer, DEVICE_ORDINAL)
         return number
@@ -70,13 +86,46 @@ class Cuda:
         Raises RegistrationError("dmabuf"), DeviceError.
         """
         begin, end = pages(pointer, nbytes)
-        descriptor = self.context(self.device_of(pointer) or 0).export_dmabuf(begin, end - begin)
+        descriptor = self.context(self.number_of(pointer) or 0).export_dmabuf(begin, end - begin)
         return int(descriptor), pointer - begin
 
 
 def pages(pointer: int, nbytes: int, page: int = mmap.PAGESIZE) -> tuple[int, int]:
     """Begin and end of the whole pages that hold this memory. Pure."""
     return pointer // page * page, -(-(pointer + nbytes) // page) * page
+
+
+def machine(driver: Cuda | None, device: int, *, registers: bool, expandable: bool = False) -> Machine:
+    """The facts of this process; if a transport registers memory, of the GPU, too."""
+    if not registers:
+        return Machine(expandable=expandable)
+    if driver is None:
+        return Machine(dmabuf="no CUDA driver was found", peermem=_peermem(), expandable=expandable)
+    attributes = driver.of_device(device)
+    missing = dmabuf_missing(os.uname().release, attributes[DMA_BUF_SUPPORTED], registers=True)
+    unseen, flushes = writes_of_cards(attributes[WRITES_ORDERING], attributes[FLUSH_WRITES_OPTIONS])
+    return Machine(missing, _peermem(), expandable, unseen, flushes)
+
+
+def _peermem() -> str:
+    try:
+        return peermem_missing(_MODULES.read_text())
+    except OSError as error:
+        return f"{_MODULES} cannot be read: {error.strerror}"
+
+
+class GpuMemory:
+    """An allocation that is freed with this object, which waits for the GPU's work. Raises DeviceError."""
+
+    def __init__(self, context: Any, nbytes: int) -> None:
+        self.context = context
+        self.pointer: int = context.allocate(max(1, nbytes))
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", 0)
+        if pointer:
+            with contextlib.suppress(TransferError):  # a forked child has no GPU
+                self.context.free(pointer)
 
 
 @cache

@@ -31,8 +31,10 @@ _HOST_READABLE: Final = frozenset({CPU, CUDA_HOST, ROCM_HOST, CUDA_MANAGED})
 
 #: numbers of cuPointerGetAttribute
 DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, RANGE_BEGIN, RANGE_SIZE, MEMPOOL_HANDLE = 9, 10, 11, 12, 17
-#: number of cuDeviceGetAttribute
-DMA_BUF_SUPPORTED: Final = 124
+#: numbers of cuDeviceGetAttribute
+FLUSH_WRITES_OPTIONS, WRITES_ORDERING, DMA_BUF_SUPPORTED = 117, 118, 124
+#: of these attributes: the host can flush; what a card wrote is in order for work of this GPU
+_FLUSH_BY_HOST, _ORDERED_FOR_OWNER = 1, 100
 
 
 class GpuRoute(Enum):
@@ -83,12 +85,15 @@ class Machine:
     """What the driver, the kernel and the environment allow.
 
     dmabuf: "" or why memory cannot be exported as a dma-buf. peermem: "" or why there is no
-    peer-memory module. expandable: PyTorch is set to use expandable segments.
+    peer-memory module. expandable: PyTorch is set to use expandable segments. unseen: "" or why a GPU may
+    not see what a network card has written to its memory; flushes: it does after a flush.
     """
 
     dmabuf: str = "not looked for"
     peermem: str = "not looked for"
     expandable: bool = False
+    unseen: str = ""
+    flushes: bool = False
 
 
 class Exportable:
@@ -166,12 +171,25 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     return Way(GpuRoute.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
 
 
-#: the types of payloads that their senders have left on a GPU: the core's, once it has made one
+def decide_receiving(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
+    """The same for memory that a transport receives into."""
+    way = decide(memory, can, machine)
+    if machine.unseen and way.route in (GpuRoute.DMABUF, GpuRoute.PEERMEM, GpuRoute.POINTER):
+        return Way(GpuRoute.STAGING, machine.unseen)
+    return way
+
+
+#: the types of payloads in memory of a GPU: the core's, once it has made one
 PAYLOADS: Final[set[type]] = set()
 
 
+def is_device_memory(data: Any) -> bool:
+    """Whether a payload to be sent lies in memory of a device."""
+    return hasattr(data, "__cuda_array_interface__")
+
+
 def is_payload(data: Any) -> bool:
-    """Whether a frame's data lies in memory of a GPU, where its sender on this host has left it."""
+    """Whether a frame's data lies in memory of a GPU."""
     return type(data) in PAYLOADS
 
 
@@ -242,6 +260,16 @@ def peermem_missing(modules: str) -> str:
     if loaded & {"nvidia_peermem", "nv_peer_mem", "amdgpu"}:
         return ""
     return "nvidia_peermem is not loaded (modprobe nvidia_peermem)"
+
+
+def writes_of_cards(ordering: int | None, options: int | None) -> tuple[str, bool]:
+    """From attributes 118 and 117: why a GPU may not see what a network card has written, or empty; whether a
+    flush is needed. None: the driver does not know the attribute, and the GPU is older than they are."""
+    if ordering is not None and ordering >= _ORDERED_FOR_OWNER:
+        return "", False
+    if options is not None and options & _FLUSH_BY_HOST:
+        return "", True
+    return "the GPU gives no order to what a network card writes, and the host cannot flush it", False
 
 
 def dmabuf_missing(release: str, supported: int | None, registers: bool) -> str:

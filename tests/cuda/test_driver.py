@@ -218,10 +218,12 @@ def test_the_numbers_are_the_drivers():
         driver.CUstream_flags,
         driver.CUipcMem_flags,
         driver.CUmemRangeHandleType,
+        driver.CUflushGPUDirectRDMAWritesTarget,
+        driver.CUflushGPUDirectRDMAWritesScope,
         driver.CUresult,
     ]
     declared = dict(re.findall(r"^    (CU\w+) = (\d+)$", (NATIVE / "libcuda.pxd").read_text(), re.MULTILINE))
-    assert len(declared) == 9
+    assert len(declared) == 11
     for name, number in declared.items():
         [found] = {one.__members__[name].value for one in enumerations if name in one.__members__}
         assert found == int(number), name

@@ -55,6 +55,7 @@ def receive(end):
     assert run(HEAD + program + TAIL, **SLOW) == "True\n"
 
 
+@pytest.mark.slow
 def test_the_receivers_work_comes_before_the_next_payload(run):
     """A block is used again when the work that the receiver's stream had by the deletion is done."""
     program = """
@@ -299,6 +300,7 @@ def receive(end):
     assert run(HEAD + STATE + program + TAIL, **SLOW) == "True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("versioned", [False, True])
 def test_libraries_that_only_have_dlpack(run, versioned):
     program = f"""
@@ -603,6 +605,7 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+@pytest.mark.slow
 def test_a_context_that_ends_waits_for_those_who_take(run):
     program = """
 def send(end):
@@ -656,6 +659,7 @@ with transfer.Context() as one, transfer.Context() as two:
     assert run(HEAD + program) == "0\n"
 
 
+@pytest.mark.slow
 def test_a_map_that_fails_later(run):
     """The caller gets the error, and the message when it works again."""
     program = """
@@ -688,6 +692,7 @@ def receive(end):
     assert run(HEAD + program + TAIL) == "mapping memory of another process: CUDA_ERROR_MAP_FAILED\n" * 2
 
 
+@pytest.mark.slow
 def test_the_numbers_of_payloads_begin_again(run):
     program = """
 def send(end):
@@ -736,6 +741,7 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+@pytest.mark.slow
 def test_a_handler_that_raises_while_it_is_fetched(run):
     """At every line of it: the next call receives the same message."""
     program = """
@@ -786,6 +792,7 @@ def receive(end):
     assert run(HEAD + program + TAIL) == "True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copy", ["None", "False"])
 def test_what_a_killed_receiver_never_saw_goes_to_the_next_one(run, copy):
     program = f"""
@@ -875,6 +882,7 @@ def receive(end):
     run(HEAD + program + TAIL)
 
 
+@pytest.mark.slow
 def test_each_context_gives_its_blocks_back(run, null_name):
     program = """
 def send(end):
@@ -903,6 +911,7 @@ def receive(end):
     assert run(head + program + TAIL).splitlines() == ["1"] * 6
 
 
+@pytest.mark.slow
 def test_the_last_tensors_in_several_threads(run):
     program = """
 import threading
@@ -960,6 +969,7 @@ def receive(end):
     assert run(HEAD + program + TAIL) == ""
 
 
+@pytest.mark.slow
 def test_no_room_for_the_trial(run):
     program = """
 import ctypes
@@ -1033,6 +1043,7 @@ def receive(end):
     assert run(HEAD + program + TAIL) == ""
 
 
+@pytest.mark.slow
 def test_nothing_grows(run):
     program = """
 def send(end):
@@ -1113,6 +1124,7 @@ def receive(end):
     run(HEAD + "from transfer.metrics.counters import socket_counts\n" + program + TAIL)
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_map_where_nothing_may_be_staged(run):
     program = """
 def send(end):

@@ -123,6 +123,7 @@ def receive(end):
     run(HEAD + program + TAIL, **SLOW)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_takes_it_later(run):
     """The message was read before the call, and after a call that ended in the middle of it."""
     program = """
@@ -190,6 +191,7 @@ def receive(end):
     run(HEAD + program + TAIL, **SLOW)
 
 
+@pytest.mark.slow
 def test_an_interrupted_send_is_sent(run):
     """The signal's exception reaches the caller; the message that has begun is whole."""
     program = """
@@ -221,6 +223,7 @@ def receive(end):
     run(HEAD + program + TAIL, **SLOW)
 
 
+@pytest.mark.slow
 def test_no_room_and_memory_that_comes_back(run):
     program = """
 def send(end):
@@ -255,6 +258,7 @@ def receive(end):
     run(HEAD + program + TAIL, **SLOW)
 
 
+@pytest.mark.slow
 def test_nothing_can_be_pinned(run):
     """It goes through memory that is not, after one line of the log."""
     program = """
@@ -319,6 +323,7 @@ if __name__ == "__main__":
     run(HEAD + program, **SLOW)
 
 
+@pytest.mark.slow
 def test_out_that_does_not_fit(run):
     """Nothing is written there, and the message stays."""
     program = """

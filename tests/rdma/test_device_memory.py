@@ -49,8 +49,7 @@ class Driver:
         return bytes(16)
 
     def device_attribute(self, index: int, number: int) -> int:
-        assert number == gpu.DMA_BUF_SUPPORTED
-        return 1
+        return {gpu.DMA_BUF_SUPPORTED: 1, gpu.WRITES_ORDERING: 100, gpu.FLUSH_WRITES_OPTIONS: 1}[number]
 
     def pointer_attribute(self, pointer: int, number: int) -> int:
         return int(number == gpu.IS_LEGACY_IPC_CAPABLE and not self.virtual)
@@ -62,6 +61,7 @@ class Driver:
             raise RegistrationError("dmabuf", "no dma-buf")
         whole = os.memfd_create("range")
         os.write(whole, os.pread(self.memory, size, begin - self.BASE))
+        os.lseek(whole, 0, os.SEEK_SET)
         return whole
 
 
@@ -153,15 +153,15 @@ def module(tmp_path, monkeypatch):
     """/proc/modules of a machine with peermem."""
     path = tmp_path / "modules"
     path.write_text("nvidia_peermem 16384 0 - Live 0x0\n")
-    monkeypatch.setattr(gpu_path, "_MODULES", path)
+    monkeypatch.setattr(cuda, "_MODULES", path)
     return path
 
 
 def test_dma_buf_first_then_peermem_then_the_host(driver, module, monkeypatch):
     tensor = Flat(driver.BASE)
-    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
+    monkeypatch.setattr(cuda.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
     assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
-    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
+    monkeypatch.setattr(cuda.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
     assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
     module.write_text("")
     found = gpu_path.way_of(tensor, RDMA)
@@ -171,7 +171,7 @@ def test_dma_buf_first_then_peermem_then_the_host(driver, module, monkeypatch):
 def test_memory_that_is_mapped_piece_by_piece_is_staged(driver, monkeypatch, caplog):
     driver.virtual = True
     monkeypatch.setattr(gpu_path, "_warned", set())
-    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
+    monkeypatch.setattr(cuda.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
     assert gpu_path.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
     assert caplog.text.count("expandable segments") == 1
 
@@ -183,7 +183,7 @@ def test_whole_pages_are_exported():
 
 
 def test_registering_says_why_it_is_staged(monkeypatch):
-    monkeypatch.setattr(gpu_path, "_MODULES", gpu_path.Path("/nowhere"))
+    monkeypatch.setattr(cuda, "_MODULES", Path("/nowhere"))
     with transfer.Context() as context, registration.register(context, Flat(Driver.BASE)) as made:
         assert not made.transports and "copied through the host" in made.reason
         assert "/nowhere" in made.reason

@@ -47,7 +47,7 @@ def test_a_forged_announcement_ends_that_connection_only(made: World, lie: str) 
         elif lie == "length":
             length = 64 << 20
         else:
-            address, rkey = foreign.address, foreign.rkey
+            address, rkey = foreign.address, foreign.slab.region.rkey
         in_use = received.in_use
         raw.announce(address, rkey, length)
         error = end_of(raw.victim)

@@ -12,7 +12,7 @@ from tests.rdma.test_sockets import context, pair  # noqa: F401 - the fixture
 from transfer.metrics.prometheus import _read
 from transfer.transports import probe
 from transfer.transports.errors import RegistrationError, UsageError
-from transfer.transports.rdma.memory import SLAB
+from transfer.transports.slab_pool import SLAB
 
 
 def spent(context) -> float:  # noqa: F811

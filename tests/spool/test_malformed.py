@@ -182,7 +182,7 @@ def test_a_column_s_name_that_is_no_text_is_refused(tmp_path):
 
 
 def test_a_message_that_raises_while_it_is_received_is_dropped(tmp_path, monkeypatch):
-    from transfer.tensors import receive as arrival
+    from transfer.tensors import bundle_arrival as arrival
 
     def fails(self, frames):
         raise KeyError("nobody thought of it")

@@ -13,7 +13,7 @@ from tests.core.raw_frames import Raw
 from tests.faults.raw_peer import raw_peer
 from transfer.peer_faults import PeerFaults
 from transfer.spool.server.message_receiver import MessageReceiver
-from transfer.tensors.receive import take_bundle, take_bundle_from
+from transfer.tensors.bundle_arrival import take_bundle, take_bundle_from
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Again
 

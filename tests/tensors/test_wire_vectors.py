@@ -17,7 +17,7 @@ from tests.tensors.pairs import CORES, bytes_of, load_core
 from tests.tensors.vectors import FOLDER, HELLO, VECTORS, Vector, path_of, read
 from transfer.lz4_frame import decompress
 from transfer.tensors.build import NUMPY, recipe_for
-from transfer.tensors.receive import BundleArrival
+from transfer.tensors.bundle_arrival import BundleArrival
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, Flag, SocketType
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake import hello

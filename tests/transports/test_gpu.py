@@ -146,8 +146,41 @@ def test_the_numbers_are_the_drivers():
     attribute = driver.CUpointer_attribute
     assert attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.value == gpu.IS_LEGACY_IPC_CAPABLE
     assert attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE.value == gpu.MEMPOOL_HANDLE
-    supported = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
-    assert supported.value == gpu.DMA_BUF_SUPPORTED
+    attributes = driver.CUdevice_attribute
+    assert attributes.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED.value == gpu.DMA_BUF_SUPPORTED
+    prefix = "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_"
+    assert attributes.__members__[f"{prefix}FLUSH_WRITES_OPTIONS"].value == gpu.FLUSH_WRITES_OPTIONS
+    assert attributes.__members__[f"{prefix}WRITES_ORDERING"].value == gpu.WRITES_ORDERING
     assert attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.value == gpu.DEVICE_ORDINAL
     assert attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR.value == gpu.RANGE_BEGIN
     assert attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE.value == gpu.RANGE_SIZE
+
+
+@pytest.mark.parametrize(
+    ("ordering", "options", "unseen", "flushes"),
+    [
+        (100, None, False, False),
+        (200, 0, False, False),
+        (0, 1, False, True),
+        (0, 3, False, True),
+        (0, 2, True, False),
+        (0, None, True, False),
+        (None, None, True, False),
+        (None, 1, False, True),
+    ],
+)
+def test_whether_a_gpu_sees_what_a_card_wrote(ordering, options, unseen, flushes):
+    why, found = gpu.writes_of_cards(ordering, options)
+    assert (bool(why), found) == (unseen, flushes)
+    machine = Machine(dmabuf="", unseen=why)
+    way = gpu.decide_receiving(memory(), RDMA, machine)
+    assert way.route is (GpuRoute.STAGING if unseen else GpuRoute.DMABUF)
+    assert not unseen or way.reason == why
+
+
+def test_the_scope_of_orders_is_the_drivers():
+    driver = pytest.importorskip("cuda.bindings.driver")
+    orders = driver.CUGPUDirectRDMAWritesOrdering
+    assert orders.CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER.value == gpu._ORDERED_FOR_OWNER
+    options = driver.CUflushGPUDirectRDMAWritesOptions
+    assert options.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST.value == gpu._FLUSH_BY_HOST

@@ -58,7 +58,7 @@ def side(monkeypatch):
     monkeypatch.setattr(ucx.driver, "fabric", lambda: SimpleNamespace(version="1.21.3"))
     monkeypatch.setattr(ucx, "UcxPort", FakePort)
     return ucx.UcxUpgrade(
-        SimpleNamespace(own={}, reactor=None, socket_type=SocketType.PAIR), None, connecting=True
+        SimpleNamespace(own={}, shared={}, reactor=None, socket_type=SocketType.PAIR), None, connecting=True
     )
 
 

@@ -130,6 +130,8 @@ def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
             yield ("transfer_drops_total", (socket_type, name)), count
         elif name == "gpu":
             yield ("transfer_gpu_sends_total", (socket_type, reason)), count
+        elif name == "gpu_received":
+            yield ("transfer_gpu_receives_total", (socket_type, reason)), count
         elif name in _LINK_COUNTS:
             yield (_LINK_COUNTS[name], label), count
         elif name == "fallback":  # preferred transport, used transport, reason

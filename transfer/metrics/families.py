@@ -94,6 +94,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Messages with tensors on a GPU of 64 KiB or more, by the way of their bytes.",
         ("socket", "route"),
     ),
+    "transfer_gpu_receives_total": Family(
+        "counter",
+        "Messages with tensors for a GPU of 64 KiB or more, by the way of their bytes.",
+        ("socket", "route"),
+    ),
     "transfer_local_refused_total": Family(
         "counter",
         "Large payloads for which shared memory, or that of a GPU, had no room.",

@@ -10,8 +10,9 @@ from typing import Any
 from transfer.mooncake.message import IncomingMessage, Message
 from transfer.sockets.compression import decompressed
 from transfer.tensors.build import NUMPY
+from transfer.tensors.bundle_arrival import receive_bundle
 from transfer.tensors.header import KIND_BUNDLE, kind_of
-from transfer.tensors.receive import receive_bundle, receive_one
+from transfer.tensors.receive import receive_one
 from transfer.transports.arguments import octets, wrong
 from transfer.transports.core.wire import MAX_TOPIC, Flag, SocketType
 from transfer.transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError, TransferError

@@ -602,6 +602,9 @@ class Socket(Base):
     def _note_gpu(self, route: str, reason: str) -> None:
         note_gpu(self._links.state, route, reason)
 
+    def _note_gpu_received(self, route: str) -> None:
+        self._links.state.count(f"gpu_received:{route}")
+
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()
         if flags & SNDMORE:

@@ -34,7 +34,7 @@ from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
 from transfer.transports.core.wire import EXTENDED_MAX, EXTENDED_MIN
 from transfer.transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
-from transfer.transports.gpu import OnGpu
+from transfer.transports.gpu import is_device_memory
 from transfer.transports.sizes import LARGE
 
 ALIGNMENT: Final = 64
@@ -133,7 +133,7 @@ def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
     parts = [_COUNT.pack(len(names))]
     own: list[bool] = []
     for name, (_, single, buffer) in zip(names, exported, strict=True):
-        alone = (buffer.nbytes if isinstance(buffer, OnGpu) else memoryview(buffer).nbytes) >= LARGE
+        alone = (buffer.nbytes if is_device_memory(buffer) else memoryview(buffer).nbytes) >= LARGE
         encoded = _encode_name(name)
         parts += (_ENTRY.pack(len(encoded), alone, 0), single, encoded)
         own.append(alone)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from transfer.tensors.device import Slab, pin_pages
 from transfer.tensors.pinned import POOL
+from transfer.transports.cuda import GpuMemory
 from transfer.transports.errors import TransferError
 
 #: bytes that are not worth pinned memory: the driver has some for them
@@ -66,7 +67,7 @@ class DriverDevice:
         return int(flat.memory.pointer)
 
     def copied(self, flat: Any, stream: Any) -> tuple[Any, int]:
-        memory = OwnMemory(self._context, flat.nbytes)
+        memory = GpuMemory(self._context, flat.nbytes)
         self._context.copy(memory.pointer, self.address(flat), flat.nbytes, self._stream)
         return memory, memory.pointer
 
@@ -74,17 +75,3 @@ class DriverDevice:
 def _unpin(context: Any, address: int) -> None:
     with contextlib.suppress(TransferError):  # a forked child has no GPU
         context.unpin(address)
-
-
-class OwnMemory:
-    """An allocation that is freed with this object, which waits for the work of the GPU."""
-
-    def __init__(self, context: Any, nbytes: int) -> None:
-        self.context = context
-        self.pointer: int = context.allocate(max(1, nbytes))
-
-    def __del__(self) -> None:
-        pointer = getattr(self, "pointer", 0)
-        if pointer:
-            with contextlib.suppress(TransferError):  # a forked child has no GPU
-                self.context.free(pointer)

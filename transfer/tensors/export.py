@@ -240,11 +240,11 @@ def settled(tensor: Any, exported: Exported) -> Exported:
     flags, header, flat = exported
     if flat is None:
         return flags, header, b""
-    device.settle(device_of(tensor, flat))
+    device.settle(gpu_of_flat(tensor, flat))
     return flags, header, flat
 
 
-def device_of(tensor: Any, flat: Any) -> device.GpuDevice:
+def gpu_of_flat(tensor: Any, flat: Any) -> device.GpuDevice:
     """The device that has the memory of `export_flat`."""
     return flat.device if isinstance(flat, Flat) else device.device_of(tensor)
 
@@ -257,7 +257,7 @@ def export_staged(tensor: Any) -> Exported:
 def staged(tensor: Any, exported: Exported) -> Exported:
     """The same of a tensor whose memory `export_flat` returned."""
     flags, header, flat = exported
-    return flags, header, b"" if flat is None else device.to_host(device_of(tensor, flat), flat)
+    return flags, header, b"" if flat is None else device.to_host(gpu_of_flat(tensor, flat), flat)
 
 
 def begun(tensor: Any, exported: Exported) -> Exported:
@@ -265,7 +265,7 @@ def begun(tensor: Any, exported: Exported) -> Exported:
     flags, header, flat = exported
     if flat is None or flat.nbytes < LARGE:
         return staged(tensor, exported)
-    return flags, header, device.begin_to_host(device_of(tensor, flat), flat)
+    return flags, header, device.begin_to_host(gpu_of_flat(tensor, flat), flat)
 
 
 def _flat_cuda(tensor: Any) -> _Flat:

@@ -115,7 +115,7 @@ def _export(array: Any) -> tuple[int, bytes, Flat | None]:
     if interface.get("strides") is not None and not _is_dense(interface, itemsize):
         raise NotATensor(f"{type(array).__name__} has gaps in memory", hint="copy it in C order first")
     driver = cuda.load()
-    index = None if driver is None else driver.device_of(memory.pointer)
+    index = None if driver is None else driver.number_of(memory.pointer)
     spec = TensorSpec(code, tuple(interface["shape"]), itemsize, None, text, (gpu.CUDA, index or 0))
     if driver is None or (index is None and spec.nbytes):
         raise NotATensor(f"{type(array).__name__}: no GPU of this process has its memory")
@@ -148,7 +148,7 @@ def export_capsule(tensor: Any) -> tuple[int, bytes, Flat | None]:
     if strides is not None and not _is_dense({"shape": shape, "strides": strides}, 1):
         raise NotATensor(f"{what} has gaps in memory", hint="copy it in C order first")
     driver = cuda.load()
-    index = None if driver is None else driver.device_of(pointer)
+    index = None if driver is None else driver.number_of(pointer)
     spec = TensorSpec(row.code, shape, row.itemsize, None, "", (gpu.CUDA, index or 0))
     flags, header = pack(spec)
     if not spec.nbytes:

@@ -9,7 +9,6 @@ from typing import Any
 from transfer.tensors import dtypes
 from transfer.tensors.build import NUMPY, TORCH, Recipe, TorchBuilder, builder_for
 from transfer.tensors.device import CupyDevice, GpuDevice, Landing, TorchDevice, is_cupy
-from transfer.tensors.driver_device import OwnMemory
 from transfer.tensors.gpu_array import DEFAULT_STREAM, Flat, GpuArray
 from transfer.transports import cuda, gpu
 from transfer.transports.arguments import wrong
@@ -55,7 +54,7 @@ class GpuBuilder:
 
     def arrival(self, recipe: Recipe) -> Arrival:
         """For the payload of a tensor that was checked. Raises DeviceError: there is no memory on the GPU."""
-        memory = OwnMemory(self.context, recipe.nbytes)
+        memory = cuda.GpuMemory(self.context, recipe.nbytes)
         where = gpu.DeviceMemory(gpu.CUDA, self.index, memory.pointer, recipe.nbytes, DEFAULT_STREAM)
         flat = Flat(memory, where, self.context)
         return Arrival(GpuArray(recipe, memory, self.index), flat, flat.device)

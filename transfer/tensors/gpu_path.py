@@ -7,13 +7,11 @@ The ways without the host never ran on a GPU: their tests use stand-ins for driv
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
@@ -22,9 +20,9 @@ from transfer.tensors.device import PIECE
 from transfer.tensors.export import (
     Exported,
     begun,
-    device_of,
     export,
     export_flat,
+    gpu_of_flat,
     on_device,
     settled,
     staged,
@@ -43,7 +41,8 @@ logger = logging.getLogger("transfer")
 _DIRECT: Final = frozenset({gpu.GpuRoute.POINTER, gpu.GpuRoute.DMABUF, gpu.GpuRoute.PEERMEM})
 #: seconds that a peer may take to map the first block, where a tensor must not be staged
 _PATIENCE: Final = 5.0
-_MODULES: Final = Path("/proc/modules")
+#: why a way that reads the tensor's own memory is not taken
+_COPIED: Final = "the network card and UCX read a tensor's own memory, so with copy=False only"
 _warned: Final[set[str]] = set()
 
 
@@ -56,15 +55,13 @@ def send_from_device(
     flat = exported[2]
     way = way_of(flat, _capabilities(socket, flags))
     if way.route is gpu.GpuRoute.MAPPED or (direct and way.route in _DIRECT):
-        bits, header, payload = (_on_gpu if way.route is gpu.GpuRoute.MAPPED else settled)(tensor, exported)
-        if way.route is gpu.GpuRoute.DMABUF:
-            payload = registrable(payload)
+        bits, header, payload = _there(tensor, exported, way.route)
         frames = [(bits, 0, topic, header, payload)]
         sent, way = _send_there(socket, lambda: _send(socket, frames, flags, track, not direct), way)
         if sent is not None:
             return sent[0]
     elif way.route in _DIRECT:
-        way = way._replace(route=gpu.GpuRoute.STAGING, reason=f"{way.reason}: with copy=False only")
+        way = gpu.Way(gpu.GpuRoute.STAGING, _COPIED)
     if flat is not None and flat.nbytes >= LARGE:
         _note_staged(socket, way)
     # Of one piece nothing could be sent before it is copied.
@@ -171,10 +168,12 @@ def send_bundle(
         sent = socket._send_outframes(frames_with(), flags, track, copy)
         return sent
     can = _capabilities(socket, flags)
-    exports = _Exports(socket, Capabilities(maps_gpus=can.maps_gpus, host_only=can.host_only))
+    if copy is not False and (can.device_memory or can.registers_memory):
+        can = Capabilities(maps_gpus=can.maps_gpus, host_only=can.host_only or _COPIED)
+    exports = _Exports(socket, can)
     frames = exports.complete(frames_with)
-    if exports.mapped is not None:
-        done, way = _send_there(socket, partial(exports.send, frames, flags, track, copy), exports.mapped)
+    if exports.there is not None:
+        done, way = _send_there(socket, partial(exports.send, frames, flags, track, copy), exports.there)
         if done is not None:
             return done[0]
         exports = _Exports(socket, Capabilities(), way)
@@ -193,12 +192,12 @@ def _is_gpu_used() -> bool:
 
 
 class _Exports:
-    """As `export`, for the tensors of one message. mapped: the way of those that peers map, if any are.
-    instead: why none is, although they could be."""
+    """As `export`, for the tensors of one message. there: the way of those that stay on their GPU, if any do.
+    instead: why none does, although they could."""
 
     def __init__(self, socket: Any, can: Capabilities, instead: gpu.Way | None = None) -> None:
         self._socket, self._can, self._instead = socket, can, instead
-        self.mapped: gpu.Way | None = None
+        self.there: gpu.Way | None = None
         #: copies in memory of the host that have begun
         self._buffers: list[Any] = []
         self._noted = False
@@ -217,9 +216,9 @@ class _Exports:
         exported = export_flat(tensor)
         flat = exported[2]
         way = way_of(flat, self._can)
-        if way.route is gpu.GpuRoute.MAPPED:
-            self.mapped = way
-            return _on_gpu(tensor, exported)
+        if way.route is gpu.GpuRoute.MAPPED or way.route in _DIRECT:
+            self.there = way
+            return _there(tensor, exported, way.route)
         if flat is not None and flat.nbytes >= LARGE and not self._noted:
             _note_staged(self._socket, self._instead or way)
             self._noted = True
@@ -232,14 +231,22 @@ class _Exports:
         return _send_while_filled(lambda: _send(self._socket, frames, flags, track, copy), self._buffers)
 
 
-def _on_gpu(tensor: Any, exported: Exported) -> Exported:
+def _there(tensor: Any, exported: Exported, route: gpu.GpuRoute) -> Exported:
+    """For a way that leaves the payload on its GPU."""
+    if route is gpu.GpuRoute.MAPPED:
+        return _mappable(tensor, exported)
+    bits, header, payload = settled(tensor, exported)
+    return bits, header, registrable(payload) if route is gpu.GpuRoute.DMABUF else payload
+
+
+def _mappable(tensor: Any, exported: Exported) -> Exported:
     """For peers that map it, in the order of the tensor's current stream."""
     bits, header, flat = exported
     driver, memory = cuda.load(), gpu.described(flat)
     assert driver is not None
     assert memory is not None
-    index = driver.device_of(memory.pointer) or 0
-    where = device_of(tensor, flat)
+    index = driver.number_of(memory.pointer) or 0
+    where = gpu_of_flat(tensor, flat)
     current, stream = where.current()
     copied = partial(where.copied, flat, current)
     memory = replace(memory, index=index)
@@ -256,25 +263,16 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
         return gpu.Way(gpu.GpuRoute.STAGING, "nothing is known of its memory")
     driver = cuda.load() if memory.kind == gpu.CUDA else None
     if driver is not None and can.maps_gpus:
-        index = driver.device_of(memory.pointer)
+        index = driver.number_of(memory.pointer)
         memory = replace(memory, uuid=b"" if index is None else driver.uuid(index))
     if driver is not None and (can.device_memory or can.registers_memory):
         memory = replace(memory, virtual=gpu.is_virtual(driver.attributes(memory.pointer)))
-    way = gpu.decide(memory, can, _machine(driver, memory.index, can.registers_memory))
+    expandable = gpu.expandable_segments(config.torch_allocator())
+    machine = cuda.machine(driver, memory.index, registers=can.registers_memory, expandable=expandable)
+    way = gpu.decide(memory, can, machine)
     if way.warning:
         _warn(way.warning)
     return way
-
-
-def _machine(driver: cuda.Cuda | None, device: int, registers: bool) -> gpu.Machine:
-    """Collects the facts of this process; if a transport registers memory, of the tensor's device too."""
-    expandable = gpu.expandable_segments(config.torch_allocator())
-    if not registers:
-        return gpu.Machine(expandable=expandable)
-    if driver is None:
-        return gpu.Machine(dmabuf="no CUDA driver was found", peermem=_peermem(), expandable=expandable)
-    missing = gpu.dmabuf_missing(os.uname().release, driver.supports_dmabuf(device), registers=True)
-    return gpu.Machine(dmabuf=missing, peermem=_peermem(), expandable=expandable)
 
 
 def registrable(flat: Any) -> gpu.Exportable:
@@ -290,10 +288,3 @@ def _warn(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
         logger.warning(text)
-
-
-def _peermem() -> str:
-    try:
-        return gpu.peermem_missing(_MODULES.read_text())
-    except OSError as error:
-        return f"{_MODULES} cannot be read: {error.strerror}"

@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 from transfer.constants import DONTWAIT
 from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
+from transfer.tensors.bundle_arrival import receive_bundle, receive_bundle_from
 from transfer.tensors.export import export, on_device
 from transfer.tensors.gpu_builders import GpuBuilder, gpu_builder
 from transfer.tensors.gpu_path import send_bundle, send_from_device
-from transfer.tensors.receive import (
-    Sink,
-    receive_bundle,
-    receive_bundle_from,
-    receive_into,
-    receive_one,
-)
+from transfer.tensors.receive import Sink, receive_into, receive_one
 from transfer.tensors.target import gpu_of, target_for
 from transfer.transports.arguments import flags_of, octets, wrong
 from transfer.transports.core.wire import MAX_TOPIC, SocketType
@@ -196,7 +191,8 @@ class TensorMethods:
             wanted = gpu_of(target)
             if wanted is not None:
                 self._want_gpu(*wanted)
-            return self._receive_valid(receive_into, self, flags, target)
+            index = None if wanted is None else wanted[1]
+            return self._receive_valid(receive_into, self, flags, target, index)
         if device is None:
             return self._receive_valid(receive_one, self, flags, builder_for(like))
         builder = gpu_builder(device, like)

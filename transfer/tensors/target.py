@@ -23,7 +23,7 @@ class _NumpyTarget:
 
     __slots__ = ("out",)
     direct = True
-    on_gpu: Literal[False] = False
+    is_on_gpu: Literal[False] = False
 
     def __init__(self, out: Any) -> None:
         if not out.flags.writeable:
@@ -60,7 +60,7 @@ class _NumpyTarget:
 class TorchTarget:
     """A tensor, in any order of axes, on any device."""
 
-    __slots__ = ("_landing", "_plain", "direct", "on_gpu", "out")
+    __slots__ = ("_landing", "_plain", "direct", "is_on_gpu", "out")
 
     def __init__(self, torch: Any, out: Any) -> None:
         if out.layout is not torch.strided or out.is_quantized or out.device.type == "meta":
@@ -70,7 +70,7 @@ class TorchTarget:
         self.out = out
         self._plain = out.detach() if out.requires_grad else out
         self.direct = not out.is_cuda
-        self.on_gpu = bool(out.is_cuda)
+        self.is_on_gpu = bool(out.is_cuda)
         self._landing = None if self.direct else device.Landing(device.TorchDevice(out.device))
 
     def check(self, recipe: Recipe) -> None:
@@ -119,7 +119,7 @@ class CupyTarget:
 
     __slots__ = ("_landing", "out")
     direct = False
-    on_gpu: Literal[True] = True
+    is_on_gpu: Literal[True] = True
 
     def __init__(self, out: Any) -> None:
         self.out = out
@@ -157,7 +157,7 @@ class _MemoryTarget:
 
     __slots__ = ("_view", "out")
     direct = True
-    on_gpu: Literal[False] = False
+    is_on_gpu: Literal[False] = False
 
     def __init__(self, out: Any) -> None:
         try:
@@ -192,7 +192,7 @@ class ArrayTarget:
 
     __slots__ = ("_dtype", "_flat", "_landing", "out")
     direct = False
-    on_gpu: Literal[True] = True
+    is_on_gpu: Literal[True] = True
 
     def __init__(self, out: Any) -> None:
         self.out = out
@@ -234,9 +234,9 @@ Target = _NumpyTarget | TorchTarget | CupyTarget | ArrayTarget | _MemoryTarget
 
 def gpu_of(target: Target) -> tuple[bytes, int] | None:
     """(UUID, number here) of the GPU that holds a target's memory; None: the host does, or it is empty."""
-    driver = cuda.load() if target.on_gpu else None
+    driver = cuda.load() if target.is_on_gpu else None
     memory = None if driver is None else gpu.described(target.out)
-    index = None if driver is None or memory is None else driver.device_of(memory.pointer)
+    index = None if driver is None or memory is None else driver.number_of(memory.pointer)
     return None if driver is None or index is None else (driver.uuid(index), index)
 
 

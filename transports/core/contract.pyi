@@ -158,13 +158,18 @@ OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 # to its end without it. Then it is called again: an exception now leaves `_recv_message`, and the next
 # receive returns that message. It is not called for control frames and LZ4 frames.
 # The core keeps no reference to a sink's memory after `_recv_message` has returned or raised.
+# A sink may also have, for tensors on a GPU:
+#     landed(nbytes)                     so much of the payload is in the memory that it gave last
+#     arrives_on_gpu(meta, topic, nbytes)    called instead, for a payload in memory of a GPU already
+#     gpu_for(meta)                      the number of the GPU where rdma or ucx may receive it, or None;
+#                                        also asked, after the call has ended, for frames behind
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
 class Carrier(Protocol):
     """Carries large payloads of a stream apart from its connection. Thread-safe; never waits.
 
-    That of rdma (`rdma/carrier.py`) has `order`, `fetched`, `await_reads`, `leave`, `room`, `failure` and
-    `give_up` for the core, too, and no `fetch`: the core READs.
+    That of rdma (`rdma/carrier.py`) has `order`, `fetched`, `await_reads`, `leave`, `room`, `arrived`,
+    `failure` and `give_up` for the core, too, and no `fetch`: the core READs.
     """
 
     def place(

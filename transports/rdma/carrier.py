@@ -22,6 +22,7 @@ from transfer.transports.rdma.given_up import GivenUp
 from transfer.transports.rdma.memory import ReadSource, RegisteredDeviceMemory
 from transfer.transports.reactor import READABLE, Reactor
 from transfer.transports.sizes import VERY_LARGE
+from transfer.transports.slab_pool import MemoryBlock
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
@@ -64,6 +65,8 @@ class RdmaCarrier:
 
     def __init__(self, domain: Domain, give_up: Callable[[GivenUp], None], reactor: Reactor | None) -> None:
         self.refused: Counter[str] = Counter()
+        #: how the peer's last payload for a GPU was received, and why so
+        self.gpu_received = ""
         self.device = str(domain.route)
         self.order = threading.RLock()
         self._domain = domain
@@ -204,12 +207,22 @@ class RdmaCarrier:
 
     # -- receiving ---------------------------------------------------------------------------------
 
-    def room(self, size: int) -> tuple[Region, int, int]:
-        """Registered memory for a payload: (the region, its address, its lkey). Raises RegistrationError,
-        InternalError, Closed."""
+    def room(self, size: int, gpu: int | None, pool: Any) -> tuple[Any, int, int]:
+        """Registered memory for a payload: (the region, its address in work requests, its lkey). gpu: the
+        number of the one where it is wanted; pool: the core's. Raises RegistrationError, InternalError,
+        Closed."""
+        if gpu is not None:
+            made = self._domain.received_on_gpu.room(gpu, size, pool)
+            self.gpu_received = self._domain.received_on_gpu.last
+            if made is not None:
+                return made[0], *_for_device(made[1])
         received = self._domain.received
         block = received.take(size)
-        return Region(block.view, lambda: received.give_back(block)), block.address, block.lkey
+        return Region(block.view, lambda: received.give_back(block)), *_for_device(block)
+
+    def arrived(self, payload: Any) -> None:
+        """The last byte of a payload on a GPU was written. Raises Broken."""
+        self._domain.received_on_gpu.arrived(payload)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -246,6 +259,12 @@ class RdmaCarrier:
             left, self._open = list(self._open), deque()
         for one in left:
             one.end(Broken("this end closed the stream"))
+
+
+def _for_device(block: MemoryBlock) -> tuple[int, int]:
+    """(address in work requests, lkey): a dma-buf has its own addresses."""
+    region = block.slab.region
+    return region.address + block.offset, region.lkey
 
 
 def _on_device(frames: Sequence[OutFrame]) -> bool:

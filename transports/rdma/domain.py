@@ -6,22 +6,25 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from transfer.transports.base import Capabilities
 from transfer.transports.errors import Closed, ForkedError, TransferError
+from transfer.transports.gpu_receiving import GpuReceiving
 from transfer.transports.rdma.device_events import DeviceEvents, watch
 from transfer.transports.rdma.device_selection import DeviceRoute, choose_route
 from transfer.transports.rdma.driver import DeviceHandle, Driver, load
-from transfer.transports.rdma.memory import Handle, Regions, SlabPool, Sources
+from transfer.transports.rdma.memory import Handle, Regions, Sources, register_received, slab_pool
 from transfer.transports.reactor import Reactor
 
 
 class Domain:
     """One device, opened. Thread-safe; not for a forked child.
 
-    received: memory that payloads are READ into. sources: makes payloads readable for peers. lost: why the
-    device works no more. on_lost: called with that error, once, if their owners live; each adds and removes
-    itself.
+    received, received_on_gpu: memory that payloads are READ into. sources: makes payloads readable for peers.
+    lost: why the device works no more. on_lost: called with that error, once, if their owners live; each adds
+    and removes itself.
     """
 
     lost: TransferError | None = None
@@ -31,8 +34,11 @@ class Domain:
         self.device = device
         self._chosen = route
         self.route = route.seen_by(device)
-        self.received = SlabPool(device, received=True)
-        self.staging = SlabPool(device, received=False)
+        self.received = slab_pool(device, received=True)
+        self.staging = slab_pool(device, received=False)
+        self.received_on_gpu = GpuReceiving(
+            Capabilities(registers_memory=True), partial(register_received, device)
+        )
         self.regions = Regions(device)
         self.sources = Sources(device, self.staging, self.regions, copy_into)
         self.on_lost: dict[Any, weakref.ref[Callable[[TransferError], object]]] = {}
@@ -61,6 +67,7 @@ class Domain:
         self.regions.close()
         self.sources.cache.close()
         self.received.close()
+        self.received_on_gpu.close()
         self.staging.close()
         self.device.close()
 

@@ -1,9 +1,5 @@
 """Registered memory of one protection domain: slabs that are registered once and reused, the user's regions,
-and memory that is registered for a single send.
-
-Slabs that the device writes to (payloads that were READ) are separate from slabs that peers may read, so
-that each has the rights of one use only.
-"""
+and memory that is registered for a single send."""
 
 from __future__ import annotations
 
@@ -13,22 +9,16 @@ import os
 import threading
 import time
 from bisect import bisect_right, insort
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from transfer.transports.core import address_of
-from transfer.transports.core.buffers import flat_view, size_class
-from transfer.transports.errors import Closed, InternalError, RegistrationError
+from transfer.transports.core.buffers import flat_view
+from transfer.transports.errors import InternalError, RegistrationError
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
 from transfer.transports.rdma.registration_cache import RegistrationCache
-
-#: smaller blocks share a slab of this size; a larger block is a slab
-SLAB = 4 << 20
-_SMALLEST = 4096
-#: bytes of free slabs that stay registered, for each of the two uses
-KEPT = 256 << 20
+from transfer.transports.slab_pool import SlabPool
 
 
 class RegisteredDeviceMemory(NamedTuple):
@@ -51,26 +41,10 @@ class RegisteredDeviceMemory(NamedTuple):
         return cls(int(interface["data"][0]), int(data.nbytes), data, getattr(data, "dmabuf", None))
 
 
-class MemoryBlock:
-    """A piece of a slab. `address` and `nbytes` are of the requested size."""
-
-    __slots__ = ("address", "lkey", "nbytes", "offset", "rkey", "size", "slab")
-
-    def __init__(self, slab: _Slab, offset: int, size: int) -> None:
-        self.slab = slab
-        self.offset = offset
-        self.size = size
-        self.nbytes = size
-        self.address = slab.address + offset
-        self.lkey, self.rkey = slab.region.lkey, slab.region.rkey
-
-    @property
-    def view(self) -> memoryview:
-        return memoryview(self.slab.memory)[self.offset : self.offset + self.nbytes]
-
-
 class _Slab:
-    def __init__(self, device: DeviceHandle, size: int, *, local_write: bool) -> None:
+    """Registered memory of the host. received: the device writes it; else peers read it."""
+
+    def __init__(self, device: DeviceHandle, received: bool, size: int) -> None:
         try:
             self.memory = mmap.mmap(-1, size)
         except (OSError, MemoryError, OverflowError) as error:
@@ -79,99 +53,19 @@ class _Slab:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         with _Timed(device):
             self.region: MemoryRegion = device.register(
-                self.address, size, local_write=local_write, remote_read=not local_write
+                self.address, size, local_write=received, remote_read=not received
             )
 
-
-class SlabPool:
-    """Blocks of registered memory, in size classes. Thread-safe.
-
-    received: for memory that the device writes; else for memory that peers read. `registered`: bytes. Blocks
-    may return in any thread, even inside `take`, when the collector ends the last view of one.
-    """
-
-    def __init__(self, device: DeviceHandle, *, received: bool, kept: int = KEPT) -> None:
-        self.registered = 0
-        self.in_use = 0
-        self._device = device
-        self._received = received
-        self._kept = kept
-        self._lock = threading.Lock()
-        self._free: dict[int, list[MemoryBlock]] = {}
-        self._carved: list[_Slab] = []
-        self._large: list[_Slab] = []
-        self._returned: deque[MemoryBlock] = deque()
-        self._closed = False
-
-    def take(self, nbytes: int) -> MemoryBlock:
-        """`nbytes` of registered memory, not cleared. Raises RegistrationError, InternalError, Closed."""
-        large = nbytes > SLAB // 2
-        if nbytes > 1 << 30:
-            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        elif large:
-            size = size_class(nbytes)
-        else:  # few classes, since each starts a slab
-            size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
-        with self._lock:
-            if self._closed:
-                raise Closed("the memory of this context is closed")
-            self._collect()
-            blocks = self._free.get(size)
-            block = blocks.pop() if blocks else self._new(size, large)
-            block.nbytes = nbytes
-            self.in_use += size
-            return block
-
-    def give_back(self, block: MemoryBlock) -> None:
-        """The block's memory may be used again. Any thread; never waits."""
-        self._returned.append(block)
-
     def close(self) -> None:
-        """Deregisters all slabs. Memory that is still viewed stays, unregistered. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._free.clear()
-            self._returned.clear()
-            for slab in self._carved + self._large:
-                slab.region.close()
-            self._carved.clear()
-            self._large.clear()
-            self.registered = 0
+        """Deregisters. Memory that is still viewed stays."""
+        self.region.close()
 
-    # -- under the lock
 
-    def _collect(self) -> None:
-        while self._returned:
-            block = self._returned.popleft()
-            self.in_use -= block.size
-            self._free.setdefault(block.size, []).append(block)
-
-    def _new(self, size: int, large: bool) -> MemoryBlock:
-        if large:
-            self._trim(size)
-            slab = self._slab(size)
-            self._large.append(slab)
-            return MemoryBlock(slab, 0, size)
-        slab = self._slab(SLAB)
-        self._carved.append(slab)
-        blocks = [MemoryBlock(slab, at, size) for at in range(0, SLAB - size + 1, size)]
-        self._free.setdefault(size, []).extend(blocks[1:])
-        return blocks[0]
-
-    def _slab(self, size: int) -> _Slab:
-        slab = _Slab(self._device, size, local_write=self._received)
-        self.registered += size
-        return slab
-
-    def _trim(self, coming: int) -> None:
-        """Drops free large slabs of other sizes while too much memory would be kept."""
-        for size in sorted(self._free, reverse=True):
-            blocks = self._free[size]
-            while blocks and size > SLAB // 2 and self.registered + coming > self._kept:
-                slab = blocks.pop().slab
-                self._large.remove(slab)
-                slab.region.close()
-                self.registered -= slab.size
+def slab_pool(device: DeviceHandle, *, received: bool) -> SlabPool:
+    """Registered memory of the host, in blocks. Memory that the device writes to (payloads that were READ) is
+    separate from memory that peers may read, so that each has the rights of one use only. `take` raises
+    RegistrationError, InternalError."""
+    return SlabPool(partial(_Slab, device, received))
 
 
 class ReadSource(NamedTuple):
@@ -334,7 +228,9 @@ class Sources:
     def _copied(self, data: Any, length: int) -> ReadSource:
         block = self._staging.take(length)
         self._copy_into(block.view, data)
-        return ReadSource(block.address, block.rkey, lambda: self._staging.give_back(block), block.view)
+        return ReadSource(
+            block.address, block.slab.region.rkey, lambda: self._staging.give_back(block), block.view
+        )
 
 
 class _Once:
@@ -367,15 +263,32 @@ class _Timed:
 
 
 def _register(device: DeviceHandle, data: Any, address: int, length: int) -> MemoryRegion:
-    on_device = isinstance(data, RegisteredDeviceMemory)
+    if isinstance(data, RegisteredDeviceMemory):
+        return _register_gpu(device, data.dmabuf, address, length, received=False)
     with _Timed(device):
-        if on_device and data.dmabuf is not None:
-            fd, offset = data.dmabuf()
-            try:  # the region holds the dma-buf by itself
-                return device.register_dmabuf(fd, offset, length, local_write=False, remote_read=True)
-            finally:
-                os.close(fd)
-        return device.register(address, length, local_write=False, remote_read=True, device_memory=on_device)
+        return device.register(address, length, local_write=False, remote_read=True)
+
+
+def register_received(device: DeviceHandle, export: Any, address: int, length: int) -> MemoryRegion:
+    """For `GpuReceiving`: memory of a GPU that the device writes to. Raises RegistrationError,
+    DeviceError."""
+    dmabuf = None if export is None else partial(export, address, length)
+    return _register_gpu(device, dmabuf, address, length, received=True)
+
+
+def _register_gpu(
+    device: DeviceHandle, dmabuf: Any, address: int, length: int, *, received: bool
+) -> MemoryRegion:
+    with _Timed(device):
+        if dmabuf is None:
+            return device.register(
+                address, length, local_write=received, remote_read=not received, device_memory=True
+            )
+        fd, offset = dmabuf()
+        try:  # the region holds the dma-buf by itself
+            return device.register_dmabuf(fd, offset, length, local_write=received, remote_read=not received)
+        finally:
+            os.close(fd)
 
 
 def _memory_of(data: Any) -> tuple[Any, int, int]:

@@ -84,6 +84,10 @@ class Worker(ABC):
     address: bytes
     step: Callable[[], Any]
 
+    def use_gpu(self) -> None:
+        """Calls from now on have the context of the GPU that this process uses, if it uses one: without a
+        context UCX takes memory of another process's GPU for unreachable."""
+
     @abstractmethod
     def arm(self) -> bool:
         """After a `step` without work. True: `fd` reports the next event; False: there is one already."""
@@ -168,9 +172,12 @@ class Fabric:
         """A worker for the caller until `give_back`. Raises ForkedError, InternalError."""
         self.check()
         try:
-            return self._idle.popleft()
+            worker = self._idle.popleft()
         except IndexError:
-            return self._library.worker()
+            worker = self._library.worker()
+        if self.has_cuda:
+            worker.use_gpu()
+        return worker
 
     def give_back(self, worker: Worker) -> None:
         """Its endpoints are closed and its requests complete. Arrived messages are dropped."""

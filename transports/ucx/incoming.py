@@ -12,16 +12,17 @@ from transfer.transports.core.copies import pour
 from transfer.transports.core.frames import chosen
 from transfer.transports.core.wire import Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.gpu import is_payload
 from transfer.transports.ucx.driver import UcxEndpoint, failure
 from transfer.transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, UcxOutgoing
-from transfer.transports.ucx.packing import LONGEST, TAKEN, Unpacker
+from transfer.transports.ucx.packing import LONGEST, TAKEN, Awaited, Unpacker
 from transfer.transports.ucx.port import UcxPort
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Sink
     from transfer.transports.handshake.upgrade import Surroundings
 
-_LZ4 = int(Flag.LZ4)
+_LZ4, _CRC = int(Flag.LZ4), int(Flag.CRC)
 #: seconds that a payload may take after its receiver has stopped waiting
 _FINISHING = 5.0
 #: bytes of payloads that are received before the application receives the message
@@ -52,6 +53,8 @@ class UcxIncoming(UcxOutgoing):
     ) -> None:
         super().__init__(port, endpoint, control, theirs, around)
         self.credits = around.credits
+        #: how the peer's last payload for a GPU was received, and why so
+        self.gpu_received = ""
         #: a sink's memory that the stream uses, or that its last message lies in
         self._sunk: Any = None
         self._from = [port.worker.tag(own | kind) for kind in (BATCH, PAYLOAD, GRANT)]
@@ -149,6 +152,8 @@ class UcxIncoming(UcxOutgoing):
         self._taken += 1 + arrival.behind
         self._arriving_bytes -= arrival.nbytes
         self.last_received_ns = time.monotonic_ns()
+        if self._port.gpus is not None and is_payload(arrival.memory):
+            self._port.gpus.arrived(arrival.memory)
         self._unpacker.fill(arrival.memory)
 
     def _ahead(self, sink: Any) -> bool:
@@ -206,10 +211,16 @@ class UcxIncoming(UcxOutgoing):
             return False
         if found.length != awaited.length:
             raise ProtocolError("length", f"{found.length} bytes came where {awaited.length} were announced")
-        memory: Any = None
-        if sink is not None and self._sunk is None and unpacker.single and not awaited.flags & _LZ4:
+        memory = None if sink is None else self._on_gpu(sink, awaited)
+        if (
+            memory is None
+            and sink is not None
+            and self._sunk is None
+            and unpacker.single
+            and not awaited.flags & _LZ4
+        ):
             memory = chosen(sink, awaited.meta, awaited.topic, awaited.length)
-        chosen_by_sink = memory is not None
+        chosen_by_sink = memory is not None and not is_payload(memory)
         if memory is None:
             memory = self._pool.lease(awaited.length)
         self._between = True
@@ -221,6 +232,19 @@ class UcxIncoming(UcxOutgoing):
             self._sunk = memory
         self._between = False
         return True
+
+    def _on_gpu(self, sink: Any, awaited: Awaited) -> Any:
+        """Memory on the GPU where the receiver wants this payload, or None."""
+        gpu_for = getattr(sink, "gpu_for", None)
+        gpus = self._port.gpus
+        if gpus is None or gpu_for is None or awaited.flags & (_LZ4 | _CRC):
+            return None
+        index = gpu_for(awaited.meta)
+        if index is None:
+            return None
+        made = gpus.room(index, awaited.length, self._pool)
+        self.gpu_received = gpus.last
+        return None if made is None else made[0]
 
     def leave_sink(self) -> None:
         """The call whose sink chose memory has ended: nothing is written there afterwards."""

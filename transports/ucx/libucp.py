@@ -44,7 +44,9 @@ WORKER_ATTR_ADDRESS = 1 << 1
 CONTEXT_ATTR_MEMORY_TYPES, MEMORY_CUDA = 1 << 2, 1 << 1
 EP_ADDRESS, EP_ERROR_MODE, EP_ERROR_HANDLER = 1 << 0, 1 << 1, 1 << 2
 ERRORS_OF_PEER = 1
-OP_FLAGS, CLOSE_FORCE = 1 << 4, 1 << 0
+OP_FLAGS, OP_MEMORY_TYPE, CLOSE_FORCE = 1 << 4, 1 << 6, 1 << 0
+#: of ucs_memory_type_t
+TYPE_HOST = 0
 
 #: ucs_status_t is a packed enumeration: one byte; the bytes above it in a register are undefined
 Status = c_int8
@@ -104,7 +106,13 @@ class EndpointParams(ctypes.Structure):
 class UcpRequestParams(ctypes.Structure):
     """Zeros: one contiguous piece of bytes, and no callback."""
 
-    _fields_ = [("op_attr_mask", c_uint32), ("flags", c_uint32), ("rest", c_char * 128)]
+    _fields_ = [
+        ("op_attr_mask", c_uint32),
+        ("flags", c_uint32),
+        ("between", c_void_p * 5),
+        ("memory_type", c_int),
+        ("rest", c_char * 128),
+    ]
 
 
 class TagInfo(ctypes.Structure):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import time
 import weakref
+from collections.abc import Callable
 from ctypes import byref
 from functools import partial
 from typing import Any
 
+from transfer.transports import cuda
 from transfer.transports.core import address_of
 from transfer.transports.errors import Broken
+from transfer.transports.gpu import is_device_memory, is_payload
 from transfer.transports.ucx import libucp
 from transfer.transports.ucx.driver import MASK_ALL, DriverLibrary, UcxEndpoint, UcxRequest, Worker
 from transfer.transports.ucx.failures import StatusError, translated
@@ -18,8 +21,11 @@ from transfer.transports.ucx.libucp import Functions
 
 #: seconds that closing an endpoint may take, and between two checks without progress
 _PATIENCE, _PAUSE = 2.0, 0.0005
-_PLAIN = libucp.UcpRequestParams()
+# Memory of the host is said to be that, or UCX would look up each buffer. It looks up that of GPUs.
+_PLAIN = libucp.UcpRequestParams(op_attr_mask=libucp.OP_MEMORY_TYPE, memory_type=libucp.TYPE_HOST)
 _PLAIN_AT = ctypes.addressof(_PLAIN)
+_ON_GPU = libucp.UcpRequestParams()
+_ON_GPU_AT = ctypes.addressof(_ON_GPU)
 _FORCE = libucp.UcpRequestParams(op_attr_mask=libucp.OP_FLAGS, flags=libucp.CLOSE_FORCE)
 
 
@@ -100,6 +106,9 @@ def _context(functions: Functions, options: dict[str, str]) -> ctypes.c_void_p:
 
 
 class LibucpWorker(Worker):
+    #: the context of a GPU that UCX's calls have
+    _gpu: Any = None
+
     def __init__(self, functions: Functions, context: ctypes.c_void_p) -> None:
         self._functions = functions
         handle, fd = ctypes.c_void_p(), ctypes.c_int(-1)
@@ -111,10 +120,45 @@ class LibucpWorker(Worker):
         self.handle = handle
         self.fd = fd.value
         self.address = self._own_address()
-        self.step = partial(functions.worker_progress, handle)
+        self._progress = self.step = partial(functions.worker_progress, handle)
         self._probe = functions.tag_probe_nb
         self._info = libucp.TagInfo()
         self._info_at = ctypes.addressof(self._info)
+
+    def use_gpu(self) -> None:
+        driver = cuda.load()
+        index = None if driver is None else driver.used()
+        if driver is not None and index is not None:
+            self._use(driver.context(index))
+
+    def _use(self, context: Any) -> None:
+        if self._gpu is None:
+            self._gpu = context
+            self.step = self._step_with_gpu
+
+    def _step_with_gpu(self) -> Any:
+        with self._gpu:
+            return self._progress()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, memory: Any = None) -> Any:
+        """Calls UCX with the context of a GPU: of the one that has this memory, or of `use_gpu`."""
+        context = self._gpu if memory is None else self._context_of(memory)
+        if context is None:
+            return function(*arguments)
+        with context:
+            return function(*arguments)
+
+    def _context_of(self, memory: Any) -> Any:
+        if is_payload(memory):
+            context = memory.context
+        elif is_device_memory(memory) and (driver := cuda.load()) is not None:
+            index = driver.number_of(int(memory.__cuda_array_interface__["data"][0]))
+            context = None if index is None else driver.context(index)
+        else:
+            return self._gpu
+        if context is not None:
+            self._use(context)
+        return context
 
     def _own_address(self) -> bytes:
         wanted = libucp.WorkerAttributes(field_mask=libucp.WORKER_ATTR_ADDRESS)
@@ -125,7 +169,7 @@ class LibucpWorker(Worker):
             self._functions.worker_release_address(self.handle, wanted.address)
 
     def arm(self) -> bool:
-        status = self._functions.worker_arm(self.handle)
+        status = self.call(self._functions.worker_arm, self.handle)
         if status == libucp.BUSY:
             return False
         try:
@@ -177,7 +221,7 @@ class LibucpEndpoint(UcxEndpoint):
             error_mode=libucp.ERRORS_OF_PEER,
             error_handler=_on_error,
         )
-        functions.check(functions.ep_create(worker.handle, byref(params), byref(self._handle)))
+        functions.check(worker.call(functions.ep_create, worker.handle, byref(params), byref(self._handle)))
         _endpoints[self._handle.value or 0] = self
 
     @property
@@ -187,9 +231,10 @@ class LibucpEndpoint(UcxEndpoint):
     def send(self, data: Any, tag: int) -> UcxRequest:
         self._check()
         functions = self._functions
-        memory, nbytes = _memory(data)
+        memory, nbytes, params = _memory(data)
         try:
-            answer = functions.tag_send_nbx(self._handle, memory, nbytes, tag, _PLAIN_AT)
+            arguments = (self._handle, memory, nbytes, tag, params)
+            answer = self._worker.call(functions.tag_send_nbx, *arguments, memory=data)
             return _Operation(functions, functions.pointer(answer))
         except StatusError as error:
             raise translated(error, "send") from error
@@ -197,9 +242,10 @@ class LibucpEndpoint(UcxEndpoint):
     def take(self, found: _Message, buffer: Any) -> UcxRequest:
         self._check()
         functions = self._functions
-        memory, nbytes = _memory(buffer)
+        memory, nbytes, params = _memory(buffer)
         try:
-            answer = functions.tag_msg_recv_nbx(self._worker.handle, memory, nbytes, found.handle, _PLAIN_AT)
+            arguments = (self._worker.handle, memory, nbytes, found.handle, params)
+            answer = self._worker.call(functions.tag_msg_recv_nbx, *arguments, memory=buffer)
             return _Operation(functions, functions.pointer(answer))
         except StatusError as error:
             raise translated(error, "receive") from error
@@ -211,7 +257,8 @@ class LibucpEndpoint(UcxEndpoint):
         _endpoints.pop(handle.value or 0, None)
         functions = self._functions
         try:
-            pointer = functions.pointer(functions.ep_close_nbx(handle, byref(_FORCE)))
+            answer = self._worker.call(functions.ep_close_nbx, handle, byref(_FORCE))
+            pointer = functions.pointer(answer)
         except StatusError as error:
             raise translated(error, "close an endpoint") from error
         if not pointer:
@@ -227,14 +274,16 @@ class LibucpEndpoint(UcxEndpoint):
             raise Broken("this end closed the endpoint")
 
 
-def _memory(data: Any) -> tuple[Any, int]:
-    """The address of a flat buffer or of device memory, for ctypes, and its length."""
+def _memory(data: Any) -> tuple[Any, int, int]:
+    """Of a flat buffer or of device memory: its address for ctypes, its length, a request's parameters."""
     if type(data) is bytes:
-        return data, len(data)
+        return data, len(data), _PLAIN_AT
+    if is_payload(data):
+        return data.pointer, data.nbytes, _ON_GPU_AT
     device = getattr(data, "__cuda_array_interface__", None)
     if device is not None:
-        return int(device["data"][0]), int(data.nbytes)
-    return address_of(data), memoryview(data).nbytes
+        return int(device["data"][0]), int(data.nbytes), _ON_GPU_AT
+    return address_of(data), memoryview(data).nbytes, _PLAIN_AT
 
 
 #: by handle; UCX reports an endpoint's end while any worker makes progress

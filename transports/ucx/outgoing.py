@@ -14,6 +14,7 @@ from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, pour, unsent
 from transfer.transports.core.wire import HEADER_SIZE, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError, unraised
+from transfer.transports.gpu import is_device_memory
 from transfer.transports.sizes import LARGE
 from transfer.transports.ucx.driver import UcxEndpoint, failure
 from transfer.transports.ucx.packing import FULL, TAKEN, pack
@@ -139,7 +140,7 @@ class UcxOutgoing(Stream):
         data = frame[4]
         if type(data) is bytes:
             return frame
-        if is_on_device(data):
+        if is_device_memory(data):
             return frame  # UCX reads it in place; it is held by reference
         view: Any = flat_view(data)
         if size >= LARGE and not hold:
@@ -321,9 +322,5 @@ class UcxOutgoing(Stream):
         self._port.calls += [call for call in (self.on_readable, self.on_writable) if call is not None]
 
 
-def is_on_device(data: Any) -> bool:
-    return hasattr(data, "__cuda_array_interface__")
-
-
 def nbytes_of(data: Any) -> int:
-    return int(data.nbytes) if is_on_device(data) else memoryview(data).nbytes
+    return int(data.nbytes) if is_device_memory(data) else memoryview(data).nbytes

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from transfer.transports.errors import Broken, ForkedError
+from transfer.transports.gpu_receiving import GpuReceiving
 from transfer.transports.reactor import READABLE, Reactor
 from transfer.transports.ucx.driver import Fabric, Worker, forked
 
@@ -51,18 +52,27 @@ class UcxPort:
     lock's.
 
     reactor: makes progress for streams that need it; None: only callers do. watched: another thread always
-    watches `wait_fds`, as for sockets that only send, and calls `receive` then.
+    watches `wait_fds`, as for sockets that only send, and calls `receive` then. gpus: memory on GPUs to
+    receive into; its owner closes it.
 
     Callbacks that must run without the lock are put into `calls`, and called on leaving.
     """
 
-    def __init__(self, fabric: Fabric, reactor: Reactor | None = None, *, watched: bool = False) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        reactor: Reactor | None = None,
+        *,
+        watched: bool = False,
+        gpus: GpuReceiving | None = None,
+    ) -> None:
         self.worker: Worker = fabric.worker()
         self.wait_fds = (self.worker.fd,)
         self.calls: list[Callable[[], object]] = []
         self.streams: list[PortMember] = []
         self._fabric = fabric
         self.has_cuda = bool(fabric.has_cuda)
+        self.gpus = gpus if self.has_cuda else None
         self._process = fabric.process
         self.lock = threading.Lock()
         self._reactor = reactor

@@ -8,8 +8,10 @@ import secrets
 import zlib
 from typing import Any
 
+from transfer.transports.base import Capabilities
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import ForkedError, ProtocolError, TransferError
+from transfer.transports.gpu_receiving import GpuReceiving
 from transfer.transports.handshake.upgrade import Declined, Made, Upgrade, number_of, text_of
 from transfer.transports.sizes import LARGE
 from transfer.transports.ucx import driver
@@ -19,7 +21,7 @@ from transfer.transports.ucx.stream import UcxStream
 #: the version of this transport's messages over UCX
 VERSION = 1
 _MAX_ADDRESS = 8 * 1024
-_OWN = "ucx"
+_OWN, _GPUS = "ucx", "ucx.gpus"
 
 
 class UcxUpgrade(Upgrade):
@@ -63,7 +65,8 @@ class UcxUpgrade(Upgrade):
         if port is None:
             try:
                 watched = self.around.socket_type in (SocketType.PUSH, SocketType.PUB)
-                port = UcxPort(driver.fabric(), self.around.reactor, watched=watched)
+                gpus = _gpus_in(self.around.shared)
+                port = UcxPort(driver.fabric(), self.around.reactor, watched=watched, gpus=gpus)
             except ForkedError as error:
                 raise Declined("forked", str(error)) from error
             except TransferError as error:
@@ -118,3 +121,12 @@ def _bytes_of(card: dict[str, Any]) -> bytes:
     if number_of(card, "check", (1 << 32) - 1) != zlib.crc32(address):
         raise ProtocolError("upgrade", "'address' was damaged")
     return address
+
+
+def _gpus_in(shared: dict[str, Any]) -> GpuReceiving:
+    """Memory on GPUs to receive into, of a context's sockets."""
+    found = shared.get(_GPUS) or shared.setdefault(
+        _GPUS, GpuReceiving(Capabilities(device_memory=True), lambda *_: None)
+    )
+    assert isinstance(found, GpuReceiving)
+    return found

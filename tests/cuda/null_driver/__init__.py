@@ -7,9 +7,14 @@ and not within one, as the real ones. To free memory that another living process
 real driver, ends the process. Not as on a GPU: the default stream waits for no other, and work that
 waits for a killed process goes on.
 
+Real UCX runs on it, too, if it finds it by `link`.
+
 NULL_CUDA_IPC=0: this process cannot map memory of others. NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the
 first one that this process sees. NULL_CUDA_MEMORY: bytes (1 GiB). NULL_CUDA_PINNED=0: nothing can be pinned.
-NULL_CUDA_RATE: for measurements, copies take their time at so many MB/s, use no processor, and copy nothing.
+NULL_CUDA_ORDERING=0: what a card wrote is visible after a flush only. NULL_CUDA_DMABUF=0: no memory can be
+exported for cards. NULL_CUDA_FREE_MAPPED=1: memory that others have mapped may be freed, as UCX does, whose
+mappings outlive their use. NULL_CUDA_RATE: for measurements, copies take their time at so many MB/s, use no
+processor, and copy nothing.
 """
 
 from __future__ import annotations
@@ -21,19 +26,29 @@ from typing import Any
 
 from tests.rdma.null_provider import ROOT, compile_c
 
-_SOURCE = Path(__file__).parent / "null_cuda.c"
+_SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 _FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden")
 _SHARED = Path("/dev/shm")
-COPIES, BYTES, MAPS, CONTEXTS = range(4)
+COPIES, BYTES, MAPS, CONTEXTS, FLUSHES = range(5)
 
 
 def build() -> Path:
     """The library, compiled unless it is there. Raises `null_provider.Missing`."""
-    digest = hashlib.sha256(" ".join(_FLAGS).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
+    sources = b"".join(path.read_bytes() for path in _SOURCES)
+    digest = hashlib.sha256(" ".join(_FLAGS).encode() + sources).hexdigest()[:16]
     library = ROOT / "build" / "null_cuda" / f"libnull_cuda-{digest}.so"
     if not library.exists():
-        compile_c([_SOURCE], library, _FLAGS)
+        compile_c(_SOURCES, library, _FLAGS)
     return library
+
+
+def link(folder: Path) -> None:
+    """Makes what UCX looks for by name in this folder of LD_LIBRARY_PATH: the driver, and a library of
+    NVIDIA's that its modules are linked with and that says nothing."""
+    source = folder / "nothing.c"
+    source.write_text('const char *nvmlErrorString(int code) { (void)code; return "none"; }\n')
+    compile_c([source], folder / "libnvidia-ml.so.1", ("-shared", "-fPIC"))
+    (folder / "libcuda.so.1").symlink_to(build())
 
 
 def left(name: str) -> list[str]:
@@ -55,7 +70,8 @@ class NullDriver:
         self._library.null_cuda_count.restype = ctypes.c_uint64
 
     def count(self, what: int) -> int:
-        """COPIES, BYTES of copies, MAPS of other processes' memory, CONTEXTS asked for: of this process."""
+        """COPIES, BYTES of copies, MAPS of other processes' memory, CONTEXTS asked for, FLUSHES of what a
+        card wrote: of this process."""
         return int(self._library.null_cuda_count(what))
 
     def fill(self, pointer: int, byte: int, nbytes: int, stream: int = 0, delay: float = 0.0) -> None:

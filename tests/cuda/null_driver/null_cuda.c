@@ -48,6 +48,7 @@ struct allocation {
     char *data;                         /* the same bytes, for copies of this driver */
     struct shared_memory *shared;
     size_t size;
+    uint64_t number;                    /* of all allocations that this process has seen */
     int device, opened;                 /* opened: another process's, and how often */
 };
 
@@ -59,7 +60,9 @@ struct event {
 
 /* --- streams ------------------------------------------------------------------------------------------------ */
 
-enum kind { COPY, FILL, RECORD, WAIT, PART };
+enum kind { COPY, FILL, RECORD, WAIT, PART, CALL };
+
+typedef void callback_t(void *stream, int status, void *argument);
 
 struct group { _Atomic int left; struct shared_event *event; uint64_t moment; };
 
@@ -75,6 +78,8 @@ struct work {
     struct shared_event *event;
     uint64_t moment;
     struct group *group;
+    callback_t *call;
+    void *stream, *argument;
 };
 
 struct stream {
@@ -93,8 +98,10 @@ static struct stream *default_stream;
 static int begun;
 static unsigned files;
 static size_t used;
+static uint64_t numbers;
 static char contexts[16];               /* a context is the address of its byte */
-static _Atomic uint64_t counted[4];     /* copies, bytes, maps, contexts */
+static char retained[16];
+static _Atomic uint64_t counted[5];     /* copies, bytes, maps, contexts, flushes */
 static __thread void *stack[32];
 static __thread int depth;
 
@@ -145,6 +152,9 @@ static void do_work(struct work *work) {
             if (!alive(atomic_load(&work->event->owner))) break;
             usleep(20);
         }
+        break;
+    case CALL:
+        work->call(work->stream, SUCCESS, work->argument);
         break;
     case PART:
         if (atomic_fetch_sub(&work->group->left, 1) == 1) {
@@ -264,6 +274,7 @@ static int add(const char *name, size_t size, int device, int create, struct all
     one->address = address;
     one->size = size;
     one->device = device;
+    one->number = ++numbers;
     one->next = allocations;
     allocations = one;
     *made = one;
@@ -333,7 +344,7 @@ API int cuMemFree_v2(pointer_t pointer) {
     }
     for (int i = 0; i < MOST_MAPPERS; i++) {
         pid_t mapper = atomic_load(&one->shared->mappers[i]);
-        if (mapper && alive(mapper)) {
+        if (mapper && alive(mapper) && !number("NULL_CUDA_FREE_MAPPED", 0)) {
             fprintf(stderr, "null_cuda: memory was freed that process %d has mapped\n", mapper);
             abort();
         }
@@ -393,7 +404,7 @@ API int null_cuda_peek(pointer_t source, void *target, size_t size) {
     return SUCCESS;
 }
 
-/* copies, bytes, maps, contexts */
+/* copies, bytes, maps, contexts, flushes */
 API uint64_t null_cuda_count(int what) { return atomic_load(&counted[what]); }
 
 API int cuPointerGetAttribute(void *value, int attribute, pointer_t pointer) {
@@ -406,6 +417,7 @@ API int cuPointerGetAttribute(void *value, int attribute, pointer_t pointer) {
     case 1: *(void **)value = &contexts[copy.device]; return SUCCESS;
     case 2: *(unsigned *)value = 2; return SUCCESS;
     case 3: *(pointer_t *)value = pointer; return SUCCESS;
+    case 7: *(uint64_t *)value = copy.number; return SUCCESS;
     case 8: *(unsigned *)value = 0; return SUCCESS;
     case 9: *(int *)value = copy.device; return SUCCESS;
     case 10: *(int *)value = !copy.opened; return SUCCESS;
@@ -422,8 +434,13 @@ API int cuMemGetHandleForAddressRange(void *handle, pointer_t begin, size_t size
     if (entered()) return INVALID_CONTEXT;
     if (kind != 1 || flags || begin % PAGE || size % PAGE) return INVALID_VALUE;
     if (!bytes_at(begin, size, &host) || host) return INVALID_VALUE;
-    *(int *)handle = memfd_create("null_cuda dma-buf", MFD_CLOEXEC);
-    return *(int *)handle < 0 ? OUT_OF_MEMORY : SUCCESS;
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(begin);
+    int fd = one->opened ? -1 : shm_open(one->name, O_RDWR | O_CLOEXEC, 0);
+    if (fd >= 0) lseek(fd, PAGE + (begin - (pointer_t)one->address), SEEK_SET);  /* where the range begins */
+    pthread_mutex_unlock(&lock);
+    *(int *)handle = fd;
+    return fd < 0 ? NOT_SUPPORTED : SUCCESS;
 }
 
 /* --- between processes -------------------------------------------------------------------------------------- */
@@ -599,6 +616,13 @@ API int cuStreamDestroy_v2(struct stream *stream) {
     return SUCCESS;
 }
 
+API int cuStreamAddCallback(void *stream, callback_t *call, void *argument, unsigned flags) {
+    if (entered()) return INVALID_CONTEXT;
+    if (flags) return INVALID_VALUE;
+    submit(stream_of(stream), (struct work){.kind = CALL, .call = call, .stream = stream, .argument = argument});
+    return SUCCESS;
+}
+
 API int cuStreamSynchronize(void *stream) { drain(stream_of(stream)); return SUCCESS; }
 
 API int cuCtxSynchronize(void) {
@@ -650,14 +674,47 @@ API int cuDeviceGetUuid_v2(char *uuid, int handle) {
 
 API int cuDeviceGetAttribute(int *value, int attribute, int handle) {
     (void)handle;
-    *value = attribute == 124;
-    return attribute == 124 ? SUCCESS : INVALID_VALUE;
+    switch (attribute) {
+    case 33: *value = 1 + handle; return SUCCESS;
+    case 34: case 50: *value = 0; return SUCCESS;
+    case 75: *value = 9; return SUCCESS;
+    case 76: *value = 0; return SUCCESS;
+    case 117: *value = 1; return SUCCESS;
+    case 118: *value = (int)number("NULL_CUDA_ORDERING", 100); return SUCCESS;
+    case 124: *value = (int)number("NULL_CUDA_DMABUF", 1); return SUCCESS;
+    default: return INVALID_VALUE;
+    }
 }
 
 API int cuDevicePrimaryCtxRetain(void **context, int handle) {
     if (!begun) return 3;
     atomic_fetch_add(&counted[3], 1);
+    retained[handle] = 1;
     *context = &contexts[handle];
+    return SUCCESS;
+}
+
+API int cuDevicePrimaryCtxGetState(int handle, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = retained[handle];
+    return SUCCESS;
+}
+
+API int cuCtxGetCurrent(void **context) {
+    *context = depth ? stack[depth - 1] : NULL;
+    return SUCCESS;
+}
+
+API int cuCtxGetDevice(int *handle) {
+    if (entered()) return INVALID_CONTEXT;
+    *handle = (int)((char *)stack[depth - 1] - contexts);
+    return SUCCESS;
+}
+
+API int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+    if (entered()) return INVALID_CONTEXT;
+    if (target || scope != 100) return INVALID_VALUE;
+    atomic_fetch_add(&counted[4], 1);
     return SUCCESS;
 }
 
@@ -669,7 +726,8 @@ API int cuCtxPushCurrent_v2(void *context) {
 
 API int cuCtxPopCurrent_v2(void **context) {
     if (!depth) return INVALID_CONTEXT;
-    *context = stack[--depth];
+    depth--;
+    if (context) *context = stack[depth];
     return SUCCESS;
 }
 

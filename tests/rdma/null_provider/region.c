@@ -3,6 +3,7 @@
 #include "null_verbs.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *base)
 {
@@ -92,13 +93,16 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
     return mr;
 }
 
-/* A dma-buf is what can be mapped. Its region has no access but READs of peers. */
+/* A dma-buf is what can be mapped, from the position of its descriptor on. */
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
                                         int fd, int access)
 {
+    off_t start = lseek(fd, 0, SEEK_CUR);
     uint64_t begin = offset & ~(uint64_t) 4095;
-    void *mapped = device_gone ? MAP_FAILED
-                               : mmap(NULL, offset - begin + length, PROT_READ, MAP_SHARED, fd, (off_t) begin);
+    int rights = access & IBV_ACCESS_LOCAL_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    void *mapped = device_gone || start < 0
+        ? MAP_FAILED
+        : mmap(NULL, offset - begin + length, rights, MAP_SHARED, fd, start + (off_t) begin);
     if (mapped == MAP_FAILED) {
         errno = device_gone ? EIO : EOPNOTSUPP;
         return NULL;

@@ -194,13 +194,14 @@ static int copy_from(struct null_qp *pair, const struct work *work)
     uint64_t from = work->remote + pair->peer->node->regions[work->rkey % REGIONS].shift;
     for (int at = 0; at < work->count; at++) {
         const struct ibv_sge *piece = &work->pieces[at];
+        uint64_t to = piece->addr + node.shared->regions[piece->lkey % REGIONS].shift;
         if (pair->peer->pid == node.pid) {
-            memmove((void *) (uintptr_t) piece->addr, (const void *) (uintptr_t) from, piece->length);
+            memmove((void *) (uintptr_t) to, (const void *) (uintptr_t) from, piece->length);
             from += piece->length;
             continue;
         }
         for (uint32_t done = 0; done < piece->length;) {
-            struct iovec into = {(void *) (uintptr_t) (piece->addr + done), piece->length - done};
+            struct iovec into = {(void *) (uintptr_t) (to + done), piece->length - done};
             struct iovec source = {(void *) (uintptr_t) from, piece->length - done};
             ssize_t count = process_vm_readv((pid_t) pair->peer->pid, &into, 1, &source, 1, 0);
             if (count <= 0)

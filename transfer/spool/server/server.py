@@ -27,7 +27,7 @@ from transfer.spool.server.message_receiver import MessageReceiver
 from transfer.spool.server.request_handler import RequestHandler
 from transfer.spool.server.store import SpoolStore
 from transfer.spool.server.writer_requests import no_room
-from transfer.tensors.receive import take_bundle, take_bundle_from
+from transfer.tensors.bundle_arrival import take_bundle, take_bundle_from
 from transfer.transports.address import parse as parse_endpoint
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import (

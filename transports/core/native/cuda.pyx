@@ -15,7 +15,8 @@ from libc.string cimport memcpy
 from transfer.transports.errors import DeviceError, RegistrationError
 
 from transfer.transports.core.native.libcuda cimport (
-    CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
+    CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
     CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, HANDLE_SIZE, check,
     cuda, failed, ipc_handle_t, is_ours, load,
 )
@@ -43,6 +44,15 @@ cdef class GpuContext:
         """Makes it the thread's context, until `leave`."""
         load()
         return check(cuda.cuCtxPushCurrent_v2(self.context), f"the context of GPU {self.index}")
+
+    def __enter__(self):
+        """It is the thread's context until `__exit__`, for calls of other libraries. Each thread may enter it
+        several times."""
+        self.enter()
+        return self
+
+    def __exit__(self, *_):
+        leave()
 
     def allocate(self, size_t nbytes):
         """The address of new memory, which other processes can map."""
@@ -149,6 +159,17 @@ cdef class GpuContext:
                 "dmabuf", str(failed(code, f"no dma-buf of {nbytes} bytes at {begin:#x}")),
                 hint="memory of cudaMalloc can be exported; load nvidia_peermem for the other way")
         return fd
+
+    def flush_writes(self):
+        """What network cards have written to this GPU's memory by now is seen by work that begins later."""
+        cdef int code = 801
+        self.enter()
+        if cuda.cuFlushGPUDirectRDMAWrites != NULL:
+            with nogil:
+                code = cuda.cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                                                       CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER)
+        leave()
+        check(code, "making a network card's writes visible")
 
 
 cdef void leave() noexcept:

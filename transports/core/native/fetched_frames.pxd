@@ -28,8 +28,9 @@ cdef class Fetched(Large):
     cdef PayloadFetch fetching             # of `large`
     cdef uint32_t announced         # the number of the last announcement that was READ, or is
     cdef uint32_t begun             # the same of the last READ that has begun
+    cdef object gpu_for             # the GPU where a payload is wanted, by its header; None: the host
 
-    cdef int begin_fetch(self, Frame frame) except -1
-    cdef PayloadFetch begin_read(self, announcement_t* announced)
+    cdef int begin_fetch(self, Frame frame, object sink) except -1
+    cdef PayloadFetch begin_read(self, announcement_t* announced, Frame frame)
     cdef int read_fetched(self, reader_t* reader) except -1
     cdef int look_further(self, reader_t* reader) except -1

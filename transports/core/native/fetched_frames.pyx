@@ -16,11 +16,11 @@ from transfer.transports.errors import Broken, ProtocolError, RegistrationError,
 
 from transfer.transports.core.native.atomic cimport store_int, store_signed
 from transfer.transports.core.native.flusher cimport reader_t
-from transfer.transports.core.native.header cimport head_size
+from transfer.transports.core.native.header cimport frame_of, head_size
 from transfer.transports.core.native.kernel_writes cimport (
-    HEADER, REFERENCE_BIT, header_t, now_ns,
+    F_LZ4, HEADER, REFERENCE_BIT, header_t, now_ns,
 )
-from transfer.transports.core.native.large_frames cimport Large, receive
+from transfer.transports.core.native.large_frames cimport Large, is_on_gpu, receive
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.ring cimport (
     ring_fetch, ring_is_destroyed, ring_wait, ring_wake_for_unread,
@@ -50,7 +50,7 @@ cdef class PayloadFetch:
 cdef class Fetched(Large):
     """READs payloads."""
 
-    cdef int begin_fetch(self, Frame frame) except -1:
+    cdef int begin_fetch(self, Frame frame, object sink) except -1:
         """frame: its data is the announcement, whose number is checked here."""
         cdef announcement_t announced
         memcpy(&announced, PyBytes_AS_STRING(frame.data), sizeof(announced))
@@ -60,11 +60,12 @@ cdef class Fetched(Large):
         if not announced.length or announced.address + announced.length < announced.address:
             raise ProtocolError("rendezvous",
                                 f"{announced.length} bytes announced at {announced.address:#x}")
+        self.gpu_for = getattr(sink, "gpu_for", None)
         if self.fetches:
             self.fetching = <PayloadFetch> self.fetches.pop(0)
         else:
             try:
-                self.fetching = self.begin_read(&announced)
+                self.fetching = self.begin_read(&announced, frame)
             except RegistrationError as error:
                 self.carrier.give_up(error)
                 raise Broken("no memory can be registered for a payload") from error
@@ -76,10 +77,13 @@ cdef class Fetched(Large):
         self.expect_size = 0
         return 0
 
-    cdef PayloadFetch begin_read(self, announcement_t* announced):
+    cdef PayloadFetch begin_read(self, announcement_t* announced, Frame frame):
         cdef PayloadFetch fetch = PayloadFetch.__new__(PayloadFetch)
+        cdef object gpu = None
         cdef uint64_t address
-        fetch.memory, address, fetch.state.lkey = self.carrier.room(announced.length)
+        if self.gpu_for is not None and not frame.flags & F_LZ4:
+            gpu = self.gpu_for(frame.meta)
+        fetch.memory, address, fetch.state.lkey = self.carrier.room(announced.length, gpu, self.pool)
         fetch.number = announced.number
         fetch.state.target = <char*> address
         fetch.state.size = announced.length
@@ -112,6 +116,8 @@ cdef class Fetched(Large):
                 self.large = None
                 self.took(NULL, answer, error)
         ring_wake_for_unread(self.link.ring)
+        if is_on_gpu(fetch.memory):
+            self.carrier.arrived(fetch.memory)
         self.large.data = fetch.memory
         self.fetching = None
         store_signed(&self.link.last_received, now_ns())
@@ -156,7 +162,7 @@ cdef class Fetched(Large):
                         ahead += announced.length
                         if announced.length > self.link.max_message or ahead > MOST_AHEAD_BYTES:
                             break
-                        self.fetches.append(self.begin_read(&announced))
+                        self.fetches.append(self.begin_read(&announced, frame_of(reader.data + at, head)))
                 at += head + header.data_length
         except TransferError:
             pass  # it is found again when its turn comes

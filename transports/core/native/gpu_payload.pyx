@@ -15,16 +15,18 @@ from transfer.transports.gpu import PAYLOADS
 # As Region: the collector would clear `released` before the end.
 @cython.no_gc
 cdef class GpuPayload:
-    """Bytes that their sender has left in memory of a GPU, until this is deleted.
+    """Bytes in memory of a GPU, where their sender has left them or a transport has received them, until this
+    is deleted.
 
     Who asks for a buffer of it gets a copy in memory of the host, which is made once. ready: when the sender
     has written it. released: called at the end with the last `use`, None if there was none; the
-    memory may be written again when the work of that stream is done.
+    memory may be written again when the work of that stream is done. route: see `gpu.GpuRoute`.
     """
 
     cdef readonly GpuContext context
     cdef readonly uint64_t pointer
     cdef readonly size_t nbytes
+    cdef readonly str route
     cdef GpuEvent ready
     cdef Pool pool
     cdef object released
@@ -32,13 +34,14 @@ cdef class GpuPayload:
     cdef Lease host
 
     def __init__(self, GpuContext context, uint64_t pointer, size_t nbytes, GpuEvent ready, Pool pool,
-                 released):
+                 released, str route="mapped"):
         self.context = context
         self.pointer = pointer
         self.nbytes = nbytes
         self.ready = ready
         self.pool = pool
         self.released = released
+        self.route = route
 
     def use(self, stream, size_t number, GpuContext where=None):
         """Work that a stream gets from now on may use the memory. stream: kept as long as that takes. where:

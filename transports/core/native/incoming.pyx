@@ -98,7 +98,7 @@ cdef class Incoming(Fetched):
                 if self.understands(reader.data + reader.start, available, &head):
                     if header.data_length <= available and head + header.data_length <= available:
                         if header.socket_type & REFERENCE_BIT and self.link.ring != NULL:
-                            self.begin_fetch(self.reference(reader.data + reader.start, head))
+                            self.begin_fetch(self.reference(reader.data + reader.start, head), sink)
                             reader.start += head + header.data_length
                             continue
                         frame = self.whole_frame(reader.data + reader.start, head, as_bytes, sink)
@@ -200,7 +200,7 @@ cdef class Incoming(Fetched):
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
         if sink is not None and not frame.flags & F_LZ4:
             if (at + head)[REFERENCE_KIND] == ON_GPU:
-                sink = getattr(sink, "on_gpu", sink)
+                sink = getattr(sink, "arrives_on_gpu", sink)
             target = self.ask(sink, frame, size)
             if target is not None:
                 check_room(target, size)  # what is fetched is gone from where it was

@@ -44,4 +44,5 @@ cdef class Large(Outgoing):
     cdef int drop_unread(self) except -1
 
 
+cdef bint is_on_gpu(data)
 cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil

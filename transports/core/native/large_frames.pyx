@@ -120,6 +120,8 @@ cdef class Large(Outgoing):
         """Copies a payload that was read before this sink was known to the sink's memory."""
         if frame.flags & (F_CONTROL | F_LZ4):
             return None
+        if is_on_gpu(frame.data):
+            sink = getattr(sink, "arrives_on_gpu", sink)
         target = self.ask(sink, frame, len(frame.data))
         if target is not None:
             fill(target, frame.data)
@@ -287,6 +289,11 @@ cdef class Large(Outgoing):
         self.parts = None
         self.refused = False
         return 0
+
+
+cdef bint is_on_gpu(data):
+    """Whether it is a GpuPayload, whose module is loaded where there are some only."""
+    return type(data) is not bytes and hasattr(data, "on_host")
 
 
 cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil:

@@ -10,6 +10,8 @@ cdef enum:
     CU_STREAM_NON_BLOCKING = 1
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1
     CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1
+    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX = 0
+    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER = 100
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
@@ -27,6 +29,8 @@ cdef struct cuda_t:
     int (*cuDeviceGetUuid_v2)(char*, int) noexcept nogil
     int (*cuDeviceGetAttribute)(int*, int, int) noexcept nogil
     int (*cuDevicePrimaryCtxRetain)(void**, int) noexcept nogil
+    int (*cuDevicePrimaryCtxGetState)(int, unsigned int*, int*) noexcept nogil
+    int (*cuCtxGetDevice)(int*) noexcept nogil
     int (*cuCtxPushCurrent_v2)(void*) noexcept nogil
     int (*cuCtxPopCurrent_v2)(void**) noexcept nogil
     int (*cuCtxSynchronize)() noexcept nogil
@@ -53,6 +57,7 @@ cdef struct cuda_t:
     # in newer drivers only; NULL elsewhere
     int (*cuCtxRecordEvent)(void*, void*) noexcept nogil
     int (*cuMemGetHandleForAddressRange)(void*, uint64_t, size_t, int, unsigned long long) noexcept nogil
+    int (*cuFlushGPUDirectRDMAWrites)(int, int) noexcept nogil
 
 cdef cuda_t cuda
 

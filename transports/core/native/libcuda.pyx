@@ -51,6 +51,8 @@ cdef int load() except -1:
     find(library, "cuDeviceGetUuid_v2", <void**>&cuda.cuDeviceGetUuid_v2)
     find(library, "cuDeviceGetAttribute", <void**>&cuda.cuDeviceGetAttribute)
     find(library, "cuDevicePrimaryCtxRetain", <void**>&cuda.cuDevicePrimaryCtxRetain)
+    find(library, "cuDevicePrimaryCtxGetState", <void**>&cuda.cuDevicePrimaryCtxGetState)
+    find(library, "cuCtxGetDevice", <void**>&cuda.cuCtxGetDevice)
     find(library, "cuCtxPushCurrent_v2", <void**>&cuda.cuCtxPushCurrent_v2)
     find(library, "cuCtxPopCurrent_v2", <void**>&cuda.cuCtxPopCurrent_v2)
     find(library, "cuCtxSynchronize", <void**>&cuda.cuCtxSynchronize)
@@ -76,6 +78,7 @@ cdef int load() except -1:
     find(library, "cuIpcOpenEventHandle", <void**>&cuda.cuIpcOpenEventHandle)
     cuda.cuCtxRecordEvent = <int (*)(void*, void*) noexcept nogil> dlsym(library, "cuCtxRecordEvent")
     (<void**>&cuda.cuMemGetHandleForAddressRange)[0] = dlsym(library, "cuMemGetHandleForAddressRange")
+    (<void**>&cuda.cuFlushGPUDirectRDMAWrites)[0] = dlsym(library, "cuFlushGPUDirectRDMAWrites")
     with nogil:
         code = cuda.cuInit(0)
     if code:
@@ -150,6 +153,24 @@ def device_attribute(int index, int number):
     cdef int value = 0
     cdef int handle = device_handle(index)
     return None if cuda.cuDeviceGetAttribute(&value, number, handle) else value
+
+
+def used_gpu():
+    """The number of the GPU that this thread uses, else of the first one that this process uses; None: there
+    is none yet. Makes no context. Raises DeviceError."""
+    cdef int handle = 0
+    cdef int is_active = 0
+    cdef unsigned int flags = 0
+    cdef int is_current
+    load()
+    is_current = not cuda.cuCtxGetDevice(&handle)
+    for index in range(device_count()):
+        if is_current:
+            if device_handle(index) == handle:
+                return index
+        elif not cuda.cuDevicePrimaryCtxGetState(device_handle(index), &flags, &is_active) and is_active:
+            return index
+    return None
 
 
 def pointer_attribute(uint64_t pointer, int number):

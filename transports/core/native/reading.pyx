@@ -12,6 +12,7 @@ from transfer.transports.core.native.atomic cimport store_int
 from transfer.transports.core.native.flusher cimport raise_soon
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, group, prepare_reader
 from transfer.transports.core.native.kernel_writes cimport F_CONTROL, F_LZ4
+from transfer.transports.core.native.large_frames cimport is_on_gpu
 from transfer.transports.core.native.pool cimport Frame, Lease, fill, room_for
 from transfer.transports.core.native.peer_choice cimport Sending
 from transfer.transports.core.native.stream cimport Stream
@@ -22,11 +23,6 @@ cdef extern from "pythread.h" nogil:
 
 cdef enum:
     FILTERED = 2
-
-
-cdef bint is_on_gpu(data):
-    """Whether it is a GpuPayload, whose module is loaded where there are some only."""
-    return type(data) is not bytes and hasattr(data, "on_host")
 
 
 cdef class Reading(Sending):
@@ -325,7 +321,7 @@ cdef class Reading(Sending):
         try:
             for frame in frames:
                 unseen = frame.flags & (F_CONTROL | F_LZ4)
-                asked = getattr(sink, "on_gpu", sink) if is_on_gpu(frame.data) else sink
+                asked = getattr(sink, "arrives_on_gpu", sink) if is_on_gpu(frame.data) else sink
                 targets.append(None if unseen else asked(frame.meta, frame.topic, len(frame.data)))
         except ProtocolError as error:
             self.stash = None

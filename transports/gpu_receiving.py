@@ -1,0 +1,165 @@
+"""Memory on GPUs that a transport receives payloads into: blocks of its own, of which tensors are views.
+
+So what arrives needs no memory of the caller, who may end the call in the middle, and no registration for
+each message. A payload for `out=` is copied once more, on the GPU. Never run with a network card.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from transfer.transports import cuda, gpu
+from transfer.transports.base import Capabilities
+from transfer.transports.errors import Broken, DeviceError, RegistrationError, TransferError
+from transfer.transports.sizes import LARGE
+from transfer.transports.slab_pool import MemoryBlock, SlabPool
+
+#: bytes of free slabs on a GPU that stay registered
+KEPT: Final = 1 << 30
+#: driver errors of a stream that is being captured into a graph: the event is recorded later
+_CAPTURE: Final = "CAPTURE"
+
+logger = logging.getLogger("transfer")
+
+#: (what exports a dma-buf, or None; address, bytes) -> the registered region, or None: nothing is registered
+Register = Callable[[Any, int, int], Any]
+
+
+class GpuReceiving:
+    """For the connections of one context. can: of the transport. Thread-safe."""
+
+    def __init__(self, can: Capabilities, register: Register) -> None:
+        self._can = can
+        self._register = register
+        self._lock = threading.Lock()
+        self._gpus: dict[int, _Gpu] = {}
+        #: how the last payload for a GPU was received, and why so
+        self.last = ""
+
+    def room(self, index: int, nbytes: int, host: Any) -> tuple[Any, MemoryBlock] | None:
+        """Returns a payload on a GPU to be received, and its block. None: it has to be received on the host.
+
+        host: the core's pool, for readers that want it there after all. Raises Closed.
+        """
+        if nbytes < LARGE:
+            return None
+        try:
+            found = self._gpu(index)
+            made = found.room(nbytes, host)
+        except DeviceError as error:  # no memory there now, or a GPU that fails
+            self.last = f"{gpu.GpuRoute.STAGING.value}: {error}"
+            return None
+        self.last = f"{found.way.route.value}: {found.way.reason}"
+        return made
+
+    def _gpu(self, index: int) -> _Gpu:
+        with self._lock:
+            found = self._gpus.get(index)
+            if found is None:
+                found = self._gpus[index] = _Gpu(index, self._can, self._register)
+            return found
+
+    def arrived(self, payload: Any) -> None:
+        """The last byte of a payload was written. Raises Broken: its GPU fails."""
+        try:
+            self._gpus[payload.context.index].flush()
+        except DeviceError as error:
+            raise Broken("a GPU that a payload was read into fails") from error
+
+    def close(self) -> None:
+        """Ends registrations. Payloads that are in use stay. Idempotent."""
+        with self._lock:
+            for found in self._gpus.values():
+                found.blocks.close()
+
+
+class _Gpu:
+    """One GPU. way: how payloads for it are received."""
+
+    def __init__(self, index: int, can: Capabilities, register: Register) -> None:
+        from transfer.transports.core.native.cuda import GpuEvent
+        from transfer.transports.core.native.gpu_payload import GpuPayload
+
+        driver = cuda.load()
+        if driver is None:
+            raise DeviceError("no_cuda", "there is no CUDA driver")
+        machine = cuda.machine(driver, index, registers=True)
+        memory = gpu.DeviceMemory(gpu.CUDA, index, 0, LARGE, virtual=False)
+        self.way = gpu.decide_receiving(memory, can, machine)
+        self._context = driver.context(index)
+        self._flushes = machine.flushes
+        self._payload = GpuPayload
+        self._nothing = GpuEvent(self._context)  # never recorded: nobody waits for it
+        exporter = driver.export if self.way.route is gpu.GpuRoute.DMABUF else None
+        self.blocks = SlabPool(partial(_GpuSlab, self._context, partial(register, exporter)), kept=KEPT)
+
+    def room(self, nbytes: int, host: Any) -> tuple[Any, MemoryBlock] | None:
+        if self.way.route is gpu.GpuRoute.STAGING:
+            return None
+        try:
+            block = self.blocks.take(nbytes)
+        except RegistrationError as error:
+            logger.warning("tensors for a GPU are received through the host: %s", error)
+            self.way = gpu.Way(gpu.GpuRoute.STAGING, str(error).partition("\n")[0])
+            return None
+        released = partial(_give_back, self.blocks, block)
+        made = (self._context, block.address, nbytes, self._nothing, host, released, self.way.route.value)
+        # `map`: a signal handler that raised after the call would drop the payload, and release it.
+        [payload] = map(self._payload, *((one,) for one in made))
+        return payload, block
+
+    def flush(self) -> None:
+        if self._flushes:
+            self._context.flush_writes()
+
+
+class _GpuSlab:
+    """See slab_pool.Slab. Raises DeviceError, RegistrationError."""
+
+    def __init__(self, context: Any, register: Callable[[int, int], Any], size: int) -> None:
+        self.memory = cuda.GpuMemory(context, size)
+        self.address, self.size = self.memory.pointer, size
+        self.region = register(self.address, size)
+
+    def close(self) -> None:
+        if self.region is not None:
+            self.region.close()
+
+
+def _give_back(blocks: SlabPool, block: MemoryBlock, used: Any) -> None:
+    """A payload is deleted: in any statement of any thread."""
+    blocks.give_back(block, None if used is None else _LastUse(used))
+
+
+class _LastUse:
+    """Whether the work that a stream had for a payload is done."""
+
+    def __init__(self, used: tuple[Any, int, Any]) -> None:
+        self._used: Any = used
+        self._event: Any = None
+        self._record()
+
+    def _record(self) -> None:
+        try:
+            self._event, self._used = _event_after(*self._used), None
+        except TransferError as error:
+            if _CAPTURE not in str(error):  # a GPU that fails, or is the parent's, does no more work
+                self._used = None
+
+    def __call__(self) -> bool:
+        if self._used is not None:
+            self._record()
+        try:
+            return self._used is None and (self._event is None or bool(self._event.done))
+        except TransferError as error:
+            return _CAPTURE not in str(error)
+
+
+def _event_after(kept: Any, stream: int, context: Any) -> Any:
+    from transfer.transports.core.native.cuda import event_after  # loaded since there is a payload
+
+    return event_after(kept, stream, context)

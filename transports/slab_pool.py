@@ -1,0 +1,146 @@
+"""Blocks of memory that devices read or write, cut out of slabs that are prepared once and used again."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from transfer.transports.core.buffers import size_class
+from transfer.transports.errors import Closed
+
+#: smaller blocks share a slab of this size; a larger block is a slab
+SLAB = 4 << 20
+_SMALLEST = 4096
+#: bytes of free slabs that stay prepared
+KEPT = 256 << 20
+
+
+class Slab(Protocol):
+    """Prepared memory: registered with a network card, or on a GPU. memory: what views of it keep."""
+
+    address: int
+    size: int
+    memory: Any
+    region: Any
+
+    def close(self) -> None:
+        """It is given to nobody any more. Memory that is still in use stays until its users let it go."""
+
+
+class MemoryBlock:
+    """A piece of a slab. `address` and `nbytes` are of the requested size. is_unused: whether what used it
+    last is done; None: it is."""
+
+    __slots__ = ("address", "is_unused", "nbytes", "offset", "size", "slab")
+
+    def __init__(self, slab: Slab, offset: int, size: int) -> None:
+        self.slab = slab
+        self.offset = offset
+        self.size = size
+        self.nbytes = size
+        self.address = slab.address + offset
+        self.is_unused: Callable[[], bool] | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """Of memory of the host."""
+        return memoryview(self.slab.memory)[self.offset : self.offset + self.nbytes]
+
+
+class SlabPool:
+    """Blocks in size classes. Thread-safe.
+
+    make: prepares a slab of a size. `registered`: bytes of all slabs. Blocks may return in any thread, even
+    inside `take`, when the collector ends the last view of one.
+    """
+
+    def __init__(self, make: Callable[[int], Slab], *, kept: int = KEPT) -> None:
+        self.registered = 0
+        self.in_use = 0
+        self._make = make
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._free: dict[int, list[MemoryBlock]] = {}
+        self._carved: list[Slab] = []
+        self._large: list[Slab] = []
+        self._returned: deque[MemoryBlock] = deque()
+        self._closed = False
+
+    def take(self, nbytes: int) -> MemoryBlock:
+        """Returns `nbytes`, not cleared. Raises Closed, and what `make` raises."""
+        large = nbytes > SLAB // 2
+        if nbytes > 1 << 30:
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        elif large:
+            size = size_class(nbytes)
+        else:  # few classes, since each starts a slab
+            size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
+        with self._lock:
+            if self._closed:
+                raise Closed("the memory of this context is closed")
+            self._collect()
+            blocks = self._free.get(size)
+            block = blocks.pop() if blocks else self._new(size, large)
+            block.nbytes = nbytes
+            self.in_use += size
+            return block
+
+    def give_back(self, block: MemoryBlock, is_unused: Callable[[], bool] | None = None) -> None:
+        """The block's memory may be used again, if is_unused is given: once that returns true. Any thread;
+        never waits."""
+        block.is_unused = is_unused
+        self._returned.append(block)
+
+    def close(self) -> None:
+        """Closes all slabs. Memory that is still viewed stays. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._free.clear()
+            self._returned.clear()
+            for slab in self._carved + self._large:
+                slab.close()
+            self._carved.clear()
+            self._large.clear()
+            self.registered = 0
+
+    # -- under the lock
+
+    def _collect(self) -> None:
+        for _ in range(len(self._returned)):
+            block = self._returned.popleft()
+            if block.is_unused is not None and not block.is_unused():
+                self._returned.append(block)
+                continue
+            block.is_unused = None
+            self.in_use -= block.size
+            self._free.setdefault(block.size, []).append(block)
+
+    def _new(self, size: int, large: bool) -> MemoryBlock:
+        if large:
+            self._trim(size)
+            slab = self._slab(size)
+            self._large.append(slab)
+            return MemoryBlock(slab, 0, size)
+        slab = self._slab(SLAB)
+        self._carved.append(slab)
+        blocks = [MemoryBlock(slab, at, size) for at in range(0, SLAB - size + 1, size)]
+        self._free.setdefault(size, []).extend(blocks[1:])
+        return blocks[0]
+
+    def _slab(self, size: int) -> Slab:
+        slab = self._make(size)
+        self.registered += size
+        return slab
+
+    def _trim(self, coming: int) -> None:
+        """Drops free large slabs of other sizes while too much memory would be kept."""
+        for size in sorted(self._free, reverse=True):
+            blocks = self._free[size]
+            while blocks and size > SLAB // 2 and self.registered + coming > self._kept:
+                slab = blocks.pop().slab
+                self._large.remove(slab)
+                slab.close()
+                self.registered -= slab.size
