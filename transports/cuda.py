@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -54,10 +55,10 @@ class Cuda:
         number: int | None = self._driver.used_gpu()
         return number
 
-    def of_device(self, device: int) -> Mapping[int, int | None]:
-        """The attributes for `machine`; None where this driver does not know one."""
-        numbers = (FLUSH_WRITES_OPTIONS, WRITES_ORDERING, DMA_BUF_SUPPORTED)
-        return {number: self._driver.device_attribute(device, number) for number in numbers}
+    def attribute(self, device: int, number: int) -> int | None:
+        """An attribute of a GPU; None: this driver does not know it."""
+        value: int | None = self._driver.device_attribute(device, number)
+        return value
 
     def attributes(self, pointer: int) -> Mapping[int, int]:
         """The attributes for `gpu.is_virtual`, without those that this driver does not know."""
@@ -101,10 +102,25 @@ def machine(driver: Cuda | None, device: int, *, registers: bool, expandable: bo
         return Machine(expandable=expandable)
     if driver is None:
         return Machine(dmabuf="no CUDA driver was found", peermem=_peermem(), expandable=expandable)
-    attributes = driver.of_device(device)
-    missing = dmabuf_missing(os.uname().release, attributes[DMA_BUF_SUPPORTED], registers=True)
-    unseen, flushes = writes_of_cards(attributes[WRITES_ORDERING], attributes[FLUSH_WRITES_OPTIONS])
-    return Machine(missing, _peermem(), expandable, unseen, flushes)
+    supported = driver.attribute(device, DMA_BUF_SUPPORTED)
+    missing = dmabuf_missing(os.uname().release, supported, _registers_dmabufs())
+    return Machine(missing, _peermem(), expandable)
+
+
+def receiving_machine(driver: Cuda, device: int, *, registers: bool) -> Machine:
+    """The same, and whether the GPU sees what others write to its memory."""
+    ordering, options = (driver.attribute(device, one) for one in (WRITES_ORDERING, FLUSH_WRITES_OPTIONS))
+    unseen, flushes = writes_of_cards(ordering, options)
+    return replace(machine(driver, device, registers=registers), unseen=unseen, flushes=flushes)
+
+
+def _registers_dmabufs() -> bool:
+    try:
+        from transfer.transports.core.native import libibverbs
+
+        return bool(libibverbs.has_dmabuf())
+    except (ImportError, TransferError):
+        return False
 
 
 def _peermem() -> str:

@@ -171,6 +171,11 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     return Way(GpuRoute.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
 
 
+def own_memory(index: int) -> DeviceMemory:
+    """Of a GPU, as a transport allocates it to receive into."""
+    return DeviceMemory(CUDA, index, 0, DIRECT_FROM, virtual=False)
+
+
 def decide_receiving(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     """The same for memory that a transport receives into."""
     way = decide(memory, can, machine)

@@ -87,9 +87,8 @@ class _Gpu:
         driver = cuda.load()
         if driver is None:
             raise DeviceError("no_cuda", "there is no CUDA driver")
-        machine = cuda.machine(driver, index, registers=True)
-        memory = gpu.DeviceMemory(gpu.CUDA, index, 0, LARGE, virtual=False)
-        self.way = gpu.decide_receiving(memory, can, machine)
+        machine = cuda.receiving_machine(driver, index, registers=can.registers_memory)
+        self.way = gpu.decide_receiving(gpu.own_memory(index), can, machine)
         self._context = driver.context(index)
         self._flushes = machine.flushes
         self._payload = GpuPayload

@@ -8,13 +8,14 @@ import pytest
 
 from transfer.doctor import fabric
 from transfer.doctor.fabric import FabricFacts, facts, judge
+from transfer.transports.gpu import GpuRoute, Way
 from transfer.transports.rdma.device_selection import Device, DevicePort, DeviceRoute, Gid
 
 GID = Gid(3, "0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2", "eth2")
 PORT = DevicePort(1, True, "Ethernet", 200.0, (GID,))
 GOOD = FabricFacts(
     (Device("mlx5_0", (PORT,)),), DeviceRoute("mlx5_0", 1, 3, GID.text, 4096), 4096, "eth2", 9000,
-    pauses={"rx_prio3_pause": 7, "tx_prio3_pause": 0}, gpu=True, peermem=True,
+    pauses={"rx_prio3_pause": 7, "tx_prio3_pause": 0}, gpu=Way(GpuRoute.DMABUF, "it can be exported"),
 )  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def test_a_good_network():
     assert found["link mlx5_0/1"].detail == "active, Ethernet, 200 Gb/s"
     assert found["gid"].detail == "index 3, RoCE v2, eth2"
     assert found["flow control"].detail == "rx_prio3_pause 7"
-    assert found["gpu memory"].detail == "nvidia-peermem"
+    assert found["gpu memory"].detail == "dmabuf: it can be exported"
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,9 @@ def test_a_good_network():
          ("out_of_sequence 1,234", "PFC")),
         (replace(GOOD, pauses={"rx_prio3_pause": 0}), "flow control", "ok", ("no pause frame", "PFC")),
         (replace(GOOD, pauses=None), "flow control", "off", ("eth2 cannot be read", "ethtool")),
-        (replace(GOOD, peermem=False), "gpu memory", "warn", ("cannot read", "nvidia-peermem")),
-        (replace(GOOD, peermem=False, dmabuf=True), "gpu memory", "ok", ("dma-buf", "")),
+        (replace(GOOD, gpu=Way(GpuRoute.STAGING, "no dma-buf")), "gpu memory", "warn",
+         ("through the host: no dma-buf", "nvidia-peermem")),
+        (replace(GOOD, gpu=Way(GpuRoute.PEERMEM, "it is loaded")), "gpu memory", "ok", ("peermem", "")),
     ],
 )  # fmt: skip
 def test_what_is_wrong_has_a_remedy(seen, name, status, words):

@@ -15,7 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from transfer.doctor.finding import Check, read
+from transfer.transports import cuda, gpu
+from transfer.transports.base import Capabilities
 from transfer.transports.errors import TransferError
+from transfer.transports.gpu import GpuRoute, Way
 from transfer.transports.rdma import device_selection
 from transfer.transports.rdma.device_selection import Device, DevicePort, DeviceRoute, Gid
 
@@ -35,8 +38,7 @@ _SIOCETHTOOL, _GSSET_INFO, _GSTRINGS, _GSTATS, _STATISTICS, _NAME = 0x8946, 0x37
 class FabricFacts:
     """devices: all. route: the selected one, or None. mtu: bytes of its packets, 0: unknown. interface: its
     network interface, whose MTU is `interface_mtu`. losses: counters above zero. pauses: pause frames by
-    counter; None: they cannot be read. gpu: an NVIDIA driver is loaded; peermem: and its module for RDMA;
-    dmabuf: libibverbs registers dma-bufs."""
+    counter; None: they cannot be read. gpu: how the card reaches memory of GPU 0; None: there is no GPU."""
 
     devices: tuple[Device, ...] = ()
     route: DeviceRoute | None = None
@@ -45,9 +47,7 @@ class FabricFacts:
     interface_mtu: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)
     pauses: Mapping[str, int] | None = None
-    gpu: bool = False
-    peermem: bool = False
-    dmabuf: bool = False
+    gpu: Way | None = None
 
 
 def fabric() -> Iterator[Check]:
@@ -70,8 +70,8 @@ def judge(seen: FabricFacts) -> Iterator[Check]:
     yield _lost(seen.losses)
     if port is not None and port.link == "Ethernet":
         yield _flow_control(seen)
-    if seen.gpu:
-        yield _gpu(seen)
+    if seen.gpu is not None:
+        yield _gpu(seen.gpu)
 
 
 def _selected(devices: tuple[Device, ...], route: DeviceRoute) -> tuple[DevicePort | None, Gid | None]:
@@ -136,12 +136,11 @@ def _flow_control(seen: FabricFacts) -> Check:
     return check("ok", "no pause frame so far", "without PFC or ECN a loaded RoCE network loses packets")
 
 
-def _gpu(seen: FabricFacts) -> Check:
-    if seen.peermem or seen.dmabuf:
-        ways = [name for name, there in (("nvidia-peermem", seen.peermem), ("dma-buf", seen.dmabuf)) if there]
-        return Check("devices", "rdma gpu memory", "ok", " and ".join(ways))
+def _gpu(way: Way) -> Check:
+    if way.route is not GpuRoute.STAGING:
+        return Check("devices", "rdma gpu memory", "ok", f"{way.route.value}: {way.reason}")
     hint = "modprobe nvidia-peermem; or rdma-core 34, Linux 5.12 and NVIDIA's open kernel modules for dma-buf"
-    return Check("devices", "rdma gpu memory", "warn", "the card cannot read the GPU's memory", hint)
+    return Check("devices", "rdma gpu memory", "warn", f"through the host: {way.reason}", hint)
 
 
 # --- reading ---------------------------------------------------------------------------------------
@@ -167,9 +166,7 @@ def facts(system: Path = device_selection.SYSTEM) -> FabricFacts:
         int(mtu) if mtu.isdecimal() else 0,
         _losses(system / route.device / "ports" / str(route.port) / "hw_counters"),
         _pauses(interface),
-        bool(read("/proc/driver/nvidia/version")),
-        Path("/sys/module/nvidia_peermem").exists(),
-        _has_dmabuf(),
+        _way_of_gpu(),
     )
 
 
@@ -187,13 +184,15 @@ def _packet_size(route: DeviceRoute) -> int:
         return 0
 
 
-def _has_dmabuf() -> bool:
+def _way_of_gpu() -> Way | None:
     try:
-        import transfer.transports.core.native.libibverbs as library
-
-        return bool(library.has_dmabuf())
-    except (ImportError, TransferError):
-        return False
+        driver = cuda.load()
+        if driver is None:
+            return None
+        machine = cuda.receiving_machine(driver, 0, registers=True)
+        return gpu.decide_receiving(gpu.own_memory(0), Capabilities(registers_memory=True), machine)
+    except TransferError:  # the check of the driver says why
+        return None
 
 
 def _losses(folder: Path) -> dict[str, int]:
