@@ -114,16 +114,43 @@ class TorchTarget:
         return plain if plain.is_contiguous() else None
 
 
-class CupyTarget:
-    """A CuPy array whose memory is dense in the message's order of axes."""
+class _DenseTarget:
+    """An array on a GPU whose memory is dense in the message's order of axes."""
 
     __slots__ = ("_landing", "out")
     direct = False
     is_on_gpu: Literal[True] = True
 
-    def __init__(self, out: Any) -> None:
+    def __init__(self, out: Any, gpu_device: Any) -> None:
         self.out = out
-        self._landing = device.Landing(device.device_of(out))
+        self._landing = device.Landing(gpu_device)
+
+    def _flat(self, recipe: Recipe) -> Any:
+        """The array's memory in that order, as its library's array of bytes."""
+        raise NotImplementedError
+
+    def buffer_for(self, recipe: Recipe) -> Any:
+        """Returns pinned memory, which `fill` copies from, or None."""
+        return self._landing.buffer(self._flat(recipe)) if recipe.nbytes else None
+
+    def landed(self, nbytes: int) -> None:
+        """So much of the payload is in that memory."""
+        self._landing.landed(nbytes)
+
+    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
+        """Copies a payload; the current stream, or the array's, waits for the copy."""
+        if recipe.nbytes:
+            data = data if self._landing.takes(data) else _part(recipe, data, offset)
+            self._landing.fill(self._flat(recipe), data)
+
+
+class CupyTarget(_DenseTarget):
+    """Of CuPy."""
+
+    __slots__ = ()
+
+    def __init__(self, out: Any) -> None:
+        super().__init__(out, device.device_of(out))
 
     def check(self, recipe: Recipe) -> None:
         """Raises TensorMismatch if dtype, shape or the order of axes differ."""
@@ -134,22 +161,38 @@ class CupyTarget:
         if not self._ordered(recipe).flags.c_contiguous:
             raise TensorMismatch("out= is not dense in the order of axes of the tensor that arrived")
 
-    def buffer_for(self, recipe: Recipe) -> Any:
-        """Returns pinned memory, which `fill` copies from, or None."""
-        return self._landing.buffer(self._ordered(recipe).reshape(-1).view(_BYTES)) if recipe.nbytes else None
-
-    def landed(self, nbytes: int) -> None:
-        """So much of the payload is in that memory."""
-        self._landing.landed(nbytes)
-
-    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies a payload; the current stream waits for the copy."""
-        if recipe.nbytes:
-            flat = self._ordered(recipe).reshape(-1).view(_BYTES)
-            self._landing.fill(flat, data if self._landing.takes(data) else _part(recipe, data, offset))
+    def _flat(self, recipe: Recipe) -> Any:
+        return self._ordered(recipe).reshape(-1).view(_BYTES)
 
     def _ordered(self, recipe: Recipe) -> Any:
         return self.out if recipe.spec.axes is None else self.out.transpose(recipe.spec.axes)
+
+
+class ArrayTarget(_DenseTarget):
+    """Of a library that only has `__cuda_array_interface__`, in C order."""
+
+    __slots__ = ("_bytes", "_dtype")
+
+    def __init__(self, out: Any) -> None:
+        self._bytes = export_array(out)[2]
+        super().__init__(out, None if self._bytes is None else self._bytes.device)
+        if out.__cuda_array_interface__["data"][1]:
+            raise TensorMismatch("out= is read-only")
+        self._dtype = numpy_dtype(out.__cuda_array_interface__)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises TensorMismatch if dtype, shape or the order of axes differ."""
+        if recipe.make_array is None:
+            NUMPY.check(recipe)
+        shape = tuple(self.out.__cuda_array_interface__["shape"])
+        if recipe.numpy_dtype != self._dtype or recipe.shape != shape:
+            arrived = f"{recipe.numpy_dtype} {list(recipe.shape)}"
+            raise TensorMismatch(f"out= is {self._dtype} {list(shape)}, the tensor {arrived}")
+        if recipe.spec.axes is not None:
+            raise TensorMismatch("the tensor that arrived is in another order of axes than out=")
+
+    def _flat(self, recipe: Recipe) -> Any:
+        return self._bytes
 
 
 class _MemoryTarget:
@@ -185,48 +228,6 @@ class _MemoryTarget:
         """Copies a payload that arrived in other memory."""
         if recipe.nbytes:
             self._view[:] = _part(recipe, data, offset)
-
-
-class ArrayTarget:
-    """An array on a GPU that only has `__cuda_array_interface__`, without gaps in C order."""
-
-    __slots__ = ("_dtype", "_flat", "_landing", "out")
-    direct = False
-    is_on_gpu: Literal[True] = True
-
-    def __init__(self, out: Any) -> None:
-        self.out = out
-        self._flat = export_array(out)[2]
-        self._landing = None if self._flat is None else device.Landing(self._flat.device)
-        if out.__cuda_array_interface__["data"][1]:
-            raise TensorMismatch("out= is read-only")
-        self._dtype = numpy_dtype(out.__cuda_array_interface__)
-
-    def check(self, recipe: Recipe) -> None:
-        """Raises TensorMismatch if dtype, shape or the order of axes differ."""
-        if recipe.make_array is None:
-            NUMPY.check(recipe)
-        shape = tuple(self.out.__cuda_array_interface__["shape"])
-        if recipe.numpy_dtype != self._dtype or recipe.shape != shape:
-            arrived = f"{recipe.numpy_dtype} {list(recipe.shape)}"
-            raise TensorMismatch(f"out= is {self._dtype} {list(shape)}, the tensor {arrived}")
-        if recipe.spec.axes is not None:
-            raise TensorMismatch("the tensor that arrived is in another order of axes than out=")
-
-    def buffer_for(self, recipe: Recipe) -> Any:
-        """Returns pinned memory, which `fill` copies from, or None."""
-        return None if self._landing is None else self._landing.buffer(self._flat)
-
-    def landed(self, nbytes: int) -> None:
-        """So much of the payload is in that memory."""
-        if self._landing is not None:
-            self._landing.landed(nbytes)
-
-    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies a payload, in the order of the array's stream."""
-        if self._landing is not None:
-            data = data if self._landing.takes(data) else _part(recipe, data, offset)
-            self._landing.fill(self._flat, data)
 
 
 Target = _NumpyTarget | TorchTarget | CupyTarget | ArrayTarget | _MemoryTarget

@@ -1,0 +1,90 @@
+"""Blocks of slabs: sizes, reuse, what waits until its last use is done, what is dropped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from transfer.transports.errors import Closed
+from transfer.transports.slab_pool import SLAB, SlabPool
+
+
+class Slab:
+    def __init__(self, made, size):
+        self.memory = self.region = None
+        self.size, self.address = size, 1 << 40 | len(made) << 32
+        self.closed = 0
+        made.append(self)
+
+    def close(self):
+        self.closed += 1
+
+
+def pool(**more):
+    made = []
+    return SlabPool(lambda size: Slab(made, size), **more), made
+
+
+def test_a_block_waits_for_its_last_use():
+    blocks, made = pool()
+    first = blocks.take(SLAB)
+    done = []
+    blocks.give_back(first, lambda: bool(done))
+    second = blocks.take(SLAB)
+    assert second.slab is not first.slab and blocks.in_use == 2 * SLAB
+    done.append(True)
+    assert blocks.take(SLAB) is first and first.is_unused is None and len(made) == 2
+
+
+def test_a_refused_slab_leaves_the_pool_as_it_was():
+    blocks, _ = pool()
+    made, blocks._make = blocks._make, None
+    with pytest.raises(TypeError):
+        blocks.take(100)
+    blocks._make = made
+    assert blocks.in_use == blocks.registered == 0
+    assert blocks.take(100).nbytes == 100
+
+
+def test_free_slabs_beyond_the_limit_are_closed():
+    blocks, made = pool(kept=3 * SLAB)
+    for block in [blocks.take(2 * SLAB), blocks.take(2 * SLAB)]:
+        blocks.give_back(block)
+    blocks.take(4 * SLAB)
+    assert [slab.closed for slab in made] == [1, 1, 0] and blocks.registered == made[2].size
+
+
+def test_the_end():
+    blocks, made = pool()
+    blocks.take(10), blocks.take(SLAB)
+    blocks.close()
+    blocks.close()
+    assert [slab.closed for slab in made] == [1, 1]
+    with pytest.raises(Closed):
+        blocks.take(10)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3 * SLAB), st.booleans(), st.integers(0, 3)), max_size=40))
+def test_no_two_blocks_in_use_overlap(steps):
+    """In use: taken, or given back and not unused yet."""
+    blocks, _ = pool()
+    held, late = [], []
+    for nbytes, at_once, index in steps:
+        block = blocks.take(nbytes)
+        begin, end = block.address, block.address + nbytes
+        assert block.nbytes == nbytes and block.slab.address <= begin
+        assert end <= block.slab.address + block.slab.size
+        for one, other in [entry[:2] for entry in held + [gone for gone, _ in late]]:
+            assert end <= one or other <= begin
+        held.append((begin, end, block))
+        if index >= len(held):
+            continue
+        gone = held.pop(index)
+        if at_once:
+            blocks.give_back(gone[2])
+            continue
+        done = []
+        blocks.give_back(gone[2], lambda done=done: bool(done))
+        late.append((gone, done))
+        if len(late) > 3:
+            late.pop(0)[1].append(True)
