@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
-from transfer.transports.errors import Broken, DeviceError, RegistrationError, TransferError
+from transfer.transports.errors import Broken, Closed, DeviceError, RegistrationError, TransferError
+from transfer.transports.reactor import Reactor
 from transfer.transports.sizes import LARGE
 from transfer.transports.slab_pool import MemoryBlock, SlabPool
 
-#: bytes of free slabs on a GPU that stay registered
+#: bytes of free slabs on a GPU that stay registered, and seconds without use for which they do
 KEPT: Final = 1 << 30
+REST: Final = 30.0
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE: Final = "CAPTURE"
 
@@ -39,6 +43,9 @@ class GpuReceiving:
         self._gpus: dict[int, _Gpu] = {}
         #: how the last payload for a GPU was received, and why so
         self.last = ""
+        #: gives free memory back after a rest; None: nobody does
+        self.reactor: Reactor | None = None
+        self._timer: Any = None
 
     def room(self, index: int, nbytes: int, host: Any) -> tuple[Any, MemoryBlock] | None:
         """Returns a payload on a GPU to be received, and its block. None: it has to be received on the host.
@@ -54,6 +61,8 @@ class GpuReceiving:
             self.last = f"{gpu.GpuRoute.STAGING.value}: {error}"
             return None
         self.last = f"{found.way.route.value}: {found.way.reason}"
+        if self._timer is None and self.reactor is not None and made is not None:
+            self._timer = self.reactor.call_later(REST, self._rest)
         return made
 
     def _gpu(self, index: int) -> _Gpu:
@@ -70,8 +79,25 @@ class GpuReceiving:
         except DeviceError as error:
             raise Broken("a GPU that a payload was read into fails") from error
 
+    def _rest(self) -> None:
+        """In the reactor, which must not wait: to free memory waits for the GPU."""
+        threading.Thread(target=self.drop_free, name="transfer-gpu", daemon=True).start()
+
+    def drop_free(self) -> None:
+        """Gives back what was free for REST seconds; looks again later, if more is left."""
+        with self._lock:
+            found = list(self._gpus.values())
+        left = [one.blocks.drop_free(time.monotonic() - REST) for one in found]
+        self._timer = None
+        if any(left) and self.reactor is not None:
+            with suppress(Closed):  # the context ends
+                self._timer = self.reactor.call_later(REST, self._rest)
+
     def close(self) -> None:
         """Ends registrations. Payloads that are in use stay. Idempotent."""
+        timer, self._timer, self.reactor = self._timer, None, None
+        if timer is not None:
+            timer.cancel()
         with self._lock:
             for found in self._gpus.values():
                 found.blocks.close()

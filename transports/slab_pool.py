@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -32,9 +33,9 @@ class Slab(Protocol):
 
 class MemoryBlock:
     """A piece of a slab. `address` and `nbytes` are of the requested size. is_unused: whether what used it
-    last is done; None: it is."""
+    last is done; None: it is. returned: when it was free again, of time.monotonic()."""
 
-    __slots__ = ("address", "is_unused", "nbytes", "offset", "size", "slab")
+    __slots__ = ("address", "is_unused", "nbytes", "offset", "returned", "size", "slab")
 
     def __init__(self, slab: Slab, offset: int, size: int) -> None:
         self.slab = slab
@@ -43,6 +44,7 @@ class MemoryBlock:
         self.nbytes = size
         self.address = slab.address + offset
         self.is_unused: Callable[[], bool] | None = None
+        self.returned = 0.0
 
     @property
     def view(self) -> memoryview:
@@ -94,6 +96,17 @@ class SlabPool:
         block.is_unused = is_unused
         self._returned.append(block)
 
+    def drop_free(self, before: float) -> bool:
+        """Closes the slabs of large blocks that have been free since then. Returns whether any slab is left
+        that is a large block."""
+        with self._lock:
+            self._collect()
+            for blocks in self._free.values():
+                for block in [one for one in blocks if one.size > SLAB // 2 and one.returned <= before]:
+                    blocks.remove(block)
+                    self._drop(block.slab)
+            return bool(self._large)
+
     def close(self) -> None:
         """Closes all slabs. Memory that is still viewed stays. Idempotent."""
         with self._lock:
@@ -114,7 +127,7 @@ class SlabPool:
             if block.is_unused is not None and not block.is_unused():
                 self._returned.append(block)
                 continue
-            block.is_unused = None
+            block.is_unused, block.returned = None, time.monotonic()
             self.in_use -= block.size
             self._free.setdefault(block.size, []).append(block)
 
@@ -140,7 +153,9 @@ class SlabPool:
         for size in sorted(self._free, reverse=True):
             blocks = self._free[size]
             while blocks and size > SLAB // 2 and self.registered + coming > self._kept:
-                slab = blocks.pop().slab
-                self._large.remove(slab)
-                slab.close()
-                self.registered -= slab.size
+                self._drop(blocks.pop().slab)
+
+    def _drop(self, slab: Slab) -> None:
+        self._large.remove(slab)
+        slab.close()
+        self.registered -= slab.size

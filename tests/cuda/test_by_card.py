@@ -257,3 +257,31 @@ def receive(end):
     tail = TAIL.replace("both(send, receive)", "both(send, receive, status=-9)")
     assert run_by_card(HEAD + program + tail) == "Broken\n"
     null_driver.remove(null_name)
+
+
+@pytest.mark.slow
+def test_unused_memory_is_given_back(run_by_card):
+    program = """
+def send(end):
+    array = end.array(8 << 20, typestr="|u1")
+    for _ in range(3):
+        end.socket.send_tensor(array, copy=False).wait(PATIENCE)
+    end.hear()
+
+def receive(end):
+    import transfer.transports.gpu_receiving as receiving
+    receiving.REST = 0.2
+    end.want()
+    tensors = [end.socket.recv_tensor(device="cuda:0") for _ in range(2)]
+    [found] = end.socket.context.shared["rdma.domains"].get().received_on_gpu._gpus.values()
+    held = found.blocks.registered
+    assert held >= 16 << 20
+    tensors.pop()
+    until(lambda: found.blocks.registered < held)
+    assert end.bytes_of(tensors[0]) == {0}
+    tensors.clear()
+    until(lambda: found.blocks.registered == 0)
+    end.socket.recv_tensor(device="cuda:0")
+    end.tell()
+"""
+    run_by_card(HEAD + program + TAIL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -52,6 +54,19 @@ def test_free_slabs_beyond_the_limit_are_closed():
         blocks.give_back(block)
     blocks.take(4 * SLAB)
     assert [slab.closed for slab in made] == [1, 1, 0] and blocks.registered == made[2].size
+
+
+def test_what_was_free_for_a_while_is_closed():
+    blocks, made = pool()
+    used, free, small = blocks.take(2 * SLAB), blocks.take(SLAB), blocks.take(10)
+    blocks.give_back(free)
+    blocks.give_back(small)
+    assert blocks.drop_free(before=0.0) and not any(slab.closed for slab in made)
+    assert blocks.drop_free(before=time.monotonic())
+    assert [slab.closed for slab in made] == [0, 1, 0]
+    blocks.give_back(used)
+    assert not blocks.drop_free(before=time.monotonic() + 1)
+    assert blocks.registered == SLAB
 
 
 def test_the_end():

@@ -50,6 +50,7 @@ class Domain:
 
     def watch(self, reactor: Reactor) -> None:
         """Takes the device's events from now on, in the reactor. Only the first call has an effect."""
+        self.received_on_gpu.reactor = reactor
         if self._events is None:
             self._events = watch(self, reactor)
 

@@ -66,6 +66,7 @@ class UcxUpgrade(Upgrade):
             try:
                 watched = self.around.socket_type in (SocketType.PUSH, SocketType.PUB)
                 gpus = _gpus_in(self.around.shared)
+                gpus.reactor = self.around.reactor
                 port = UcxPort(driver.fabric(), self.around.reactor, watched=watched, gpus=gpus)
             except ForkedError as error:
                 raise Declined("forked", str(error)) from error
