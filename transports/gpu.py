@@ -138,6 +138,8 @@ class OnGpu:
         self.copied = copied
 
 
+#: of Capabilities.host_only
+NOT_ASKED: Final = "not every peer has asked for memory of a GPU by device= or out=, or one cannot map it"
 VIRTUAL_WARNING: Final = (
     "GPU memory of PyTorch's expandable segments cannot be registered in one piece and is copied through "
     "the host, which may be hundreds of times slower: unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, "

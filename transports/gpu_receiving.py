@@ -24,6 +24,8 @@ from transfer.transports.slab_pool import MemoryBlock, SlabPool
 #: bytes of free slabs on a GPU that stay registered, and seconds without use for which they do
 KEPT: Final = 1 << 30
 REST: Final = 30.0
+#: seconds for the last work on free blocks, where there is no other memory
+_PATIENCE: Final = 1.0
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE: Final = "CAPTURE"
 
@@ -41,32 +43,38 @@ class GpuReceiving:
         self._register = register
         self._lock = threading.Lock()
         self._gpus: dict[int, _Gpu] = {}
-        #: how the last payload for a GPU was received, and why so
-        self.last = ""
+        self._warned = self._closed = False
         #: gives free memory back after a rest; None: nobody does
         self.reactor: Reactor | None = None
         self._timer: Any = None
 
-    def room(self, index: int, nbytes: int, host: Any) -> tuple[Any, MemoryBlock] | None:
-        """Returns a payload on a GPU to be received, and its block. None: it has to be received on the host.
-
-        host: the core's pool, for readers that want it there after all. Raises Closed.
-        """
+    def room(self, index: int, nbytes: int, host: Any) -> tuple[tuple[Any, MemoryBlock] | None, str]:
+        """Returns (a payload on a GPU to be received, and its block), or None: it has to be received on the
+        host; and the way with its reason. host: the core's pool, for readers that want it there after all.
+        Raises Closed."""
         if nbytes < LARGE:
-            return None
+            return None, ""
         try:
             found = self._gpu(index)
             made = found.room(nbytes, host)
         except DeviceError as error:  # no memory there now, or a GPU that fails
-            self.last = f"{gpu.GpuRoute.STAGING.value}: {error}"
-            return None
-        self.last = f"{found.way.route.value}: {found.way.reason}"
+            reason = str(error).partition("\n")[0]
+            self._warn(f"{nbytes} bytes for a GPU are received through the host: {reason}")
+            return None, f"{gpu.GpuRoute.STAGING.value}: {reason}"
         if self._timer is None and self.reactor is not None and made is not None:
             self._timer = self.reactor.call_later(REST, self._rest)
-        return made
+        return made, f"{found.way.route.value}: {found.way.reason}"
+
+    def _warn(self, text: str) -> None:
+        """Once for each context: the metric counts the others."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(text)
 
     def _gpu(self, index: int) -> _Gpu:
         with self._lock:
+            if self._closed:
+                raise Closed("the context is closed")
             found = self._gpus.get(index)
             if found is None:
                 found = self._gpus[index] = _Gpu(index, self._can, self._register)
@@ -99,6 +107,7 @@ class GpuReceiving:
         if timer is not None:
             timer.cancel()
         with self._lock:
+            self._closed = True
             for found in self._gpus.values():
                 found.blocks.close()
 
@@ -120,22 +129,43 @@ class _Gpu:
         self._payload = GpuPayload
         self._nothing = GpuEvent(self._context)  # never recorded: nobody waits for it
         exporter = driver.export if self.way.route is gpu.GpuRoute.DMABUF else None
-        self.blocks = SlabPool(partial(_GpuSlab, self._context, partial(register, exporter)), kept=KEPT)
+        self.blocks = SlabPool(
+            partial(_GpuSlab, self._context, partial(register, exporter)), kept=KEPT, begin_wait=_LastUse
+        )
 
     def room(self, nbytes: int, host: Any) -> tuple[Any, MemoryBlock] | None:
         if self.way.route is gpu.GpuRoute.STAGING:
             return None
         try:
-            block = self.blocks.take(nbytes)
+            block = self._take(nbytes)
         except RegistrationError as error:
             logger.warning("tensors for a GPU are received through the host: %s", error)
             self.way = gpu.Way(gpu.GpuRoute.STAGING, str(error).partition("\n")[0])
             return None
-        released = partial(_give_back, self.blocks, block)
+        released = self.blocks.returning(block)
         made = (self._context, block.address, nbytes, self._nothing, host, released, self.way.route.value)
-        # `map`: a signal handler that raised after the call would drop the payload, and release it.
-        [payload] = map(self._payload, *((one,) for one in made))
+        try:
+            # `map`: a signal handler that raised after the call would drop the payload, and release it.
+            [payload] = map(self._payload, *((one,) for one in made))
+        except MemoryError:
+            released(None)
+            raise
         return payload, block
+
+    def _take(self, nbytes: int) -> MemoryBlock:
+        limit = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return self.blocks.take(nbytes)
+            except DeviceError:
+                # Free blocks of other sizes are in the way, or some whose last work is not done.
+                before = self.blocks.registered
+                self.blocks.drop_free(time.monotonic())
+                if self.blocks.registered == before and not self.blocks.waits:
+                    raise
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(0.001)
 
     def flush(self) -> None:
         if self._flushes:
@@ -155,13 +185,8 @@ class _GpuSlab:
             self.region.close()
 
 
-def _give_back(blocks: SlabPool, block: MemoryBlock, used: Any) -> None:
-    """A payload is deleted: in any statement of any thread."""
-    blocks.give_back(block, None if used is None else _LastUse(used))
-
-
 class _LastUse:
-    """Whether the work that a stream had for a payload is done."""
+    """Whether the work that a stream had for a payload, when it was looked at first, is done."""
 
     def __init__(self, used: tuple[Any, int, Any]) -> None:
         self._used: Any = used
@@ -169,8 +194,10 @@ class _LastUse:
         self._record()
 
     def _record(self) -> None:
+        from transfer.transports.core.native.cuda import event_after
+
         try:
-            self._event, self._used = _event_after(*self._used), None
+            self._event, self._used = event_after(*self._used), None
         except TransferError as error:
             if _CAPTURE not in str(error):  # a GPU that fails, or is the parent's, does no more work
                 self._used = None
@@ -182,9 +209,3 @@ class _LastUse:
             return self._used is None and (self._event is None or bool(self._event.done))
         except TransferError as error:
             return _CAPTURE not in str(error)
-
-
-def _event_after(kept: Any, stream: int, context: Any) -> Any:
-    from transfer.transports.core.native.cuda import event_after  # loaded since there is a payload
-
-    return event_after(kept, stream, context)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -32,10 +31,10 @@ class Slab(Protocol):
 
 
 class MemoryBlock:
-    """A piece of a slab. `address` and `nbytes` are of the requested size. is_unused: whether what used it
+    """A piece of a slab. `address` and `nbytes` are of the requested size. is_done: whether what used it
     last is done; None: it is. returned: when it was free again, of time.monotonic()."""
 
-    __slots__ = ("address", "is_unused", "nbytes", "offset", "returned", "size", "slab")
+    __slots__ = ("address", "is_done", "nbytes", "offset", "returned", "size", "slab")
 
     def __init__(self, slab: Slab, offset: int, size: int) -> None:
         self.slab = slab
@@ -43,7 +42,7 @@ class MemoryBlock:
         self.size = size
         self.nbytes = size
         self.address = slab.address + offset
-        self.is_unused: Callable[[], bool] | None = None
+        self.is_done: Callable[[], bool] | None = None
         self.returned = 0.0
 
     @property
@@ -55,21 +54,29 @@ class MemoryBlock:
 class SlabPool:
     """Blocks in size classes. Thread-safe.
 
-    make: prepares a slab of a size. `registered`: bytes of all slabs. Blocks may return in any thread, even
-    inside `take`, when the collector ends the last view of one.
+    make: prepares a slab of a size. `registered`: bytes of all slabs. begin_wait: makes what says whether the
+    use is done with which a block was given back. Blocks may return in any thread, even inside `take`, when
+    the collector ends the last view of one.
     """
 
-    def __init__(self, make: Callable[[int], Slab], *, kept: int = KEPT) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Slab],
+        *,
+        kept: int = KEPT,
+        begin_wait: Callable[[Any], Callable[[], bool]] | None = None,
+    ) -> None:
         self.registered = 0
         self.in_use = 0
+        self.closed = False
         self._make = make
         self._kept = kept
+        self._begin_wait = begin_wait
         self._lock = threading.Lock()
         self._free: dict[int, list[MemoryBlock]] = {}
         self._carved: list[Slab] = []
         self._large: list[Slab] = []
-        self._returned: deque[MemoryBlock] = deque()
-        self._closed = False
+        self._returned: dict[MemoryBlock, Any] = {}
 
     def take(self, nbytes: int) -> MemoryBlock:
         """Returns `nbytes`, not cleared. Raises Closed, and what `make` raises."""
@@ -81,7 +88,7 @@ class SlabPool:
         else:  # few classes, since each starts a slab
             size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise Closed("the memory of this context is closed")
             self._collect()
             blocks = self._free.get(size)
@@ -90,11 +97,21 @@ class SlabPool:
             self.in_use += size
             return block
 
-    def give_back(self, block: MemoryBlock, is_unused: Callable[[], bool] | None = None) -> None:
-        """The block's memory may be used again, if is_unused is given: once that returns true. Any thread;
-        never waits."""
-        block.is_unused = is_unused
-        self._returned.append(block)
+    def give_back(self, block: MemoryBlock) -> None:
+        """The block's memory may be used again. Any thread; never waits."""
+        self._returned[block] = None
+
+    def returning(self, block: MemoryBlock) -> Callable[..., None]:
+        """What gives the block back when it is called: by the destructor of a Region or a GpuPayload."""
+        from transfer.transports.core.native.pool import BlockReturn
+
+        made: Callable[..., None] = BlockReturn(self, self._returned, block)
+        return made
+
+    @property
+    def waits(self) -> bool:
+        """Blocks were given back whose last use may not be done."""
+        return bool(self._returned)
 
     def drop_free(self, before: float) -> bool:
         """Closes the slabs of large blocks that have been free since then. Returns whether any slab is left
@@ -110,7 +127,7 @@ class SlabPool:
     def close(self) -> None:
         """Closes all slabs. Memory that is still viewed stays. Idempotent."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._free.clear()
             self._returned.clear()
             for slab in self._carved + self._large:
@@ -122,12 +139,13 @@ class SlabPool:
     # -- under the lock
 
     def _collect(self) -> None:
-        for _ in range(len(self._returned)):
-            block = self._returned.popleft()
-            if block.is_unused is not None and not block.is_unused():
-                self._returned.append(block)
+        for block, used in list(self._returned.items()):
+            if used is not None and self._begin_wait is not None and block.is_done is None:
+                block.is_done = self._begin_wait(used)
+            if block.is_done is not None and not block.is_done():
                 continue
-            block.is_unused, block.returned = None, time.monotonic()
+            del self._returned[block]
+            block.is_done, block.returned = None, time.monotonic()
             self.in_use -= block.size
             self._free.setdefault(block.size, []).append(block)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import null_driver
+from tests.rdma import null_provider
 from tests.rdma.null_provider import Missing
+from transfer.transports.ucx.installed import available
 
 _numbers = count()
 _ROOT = Path(__file__).parents[2]
@@ -52,3 +54,37 @@ def run(tmp_path: Path, null_name: str) -> Iterator[Run]:
 
     yield run
     assert null_driver.left(null_name) == []
+
+
+@pytest.fixture
+def run_by_card(run, null_name):
+    """`run`, with a card."""
+    name = f"null_card-{null_name}"
+    try:
+        variables = null_provider.environment(name)
+    except null_provider.Missing as missing:
+        pytest.skip(str(missing))
+    variables |= {"TRANSFER_LOCAL": "off", "MC_RPC_PROTOCOL": "rdma"}
+    variables["PYTHONPATH"] = f"{null_provider.IN_CHILDREN}:{null_provider.ROOT}"
+
+    def started(program, **more):
+        return run(program, **(variables | more))
+
+    yield started
+    null_provider.NullProvider(name).remove_killed()
+    assert not null_provider.NullProvider(name).left()
+
+
+@pytest.fixture
+def run_by_ucx(run, tmp_path):
+    """`run`, where UCX finds the null driver, too."""
+    if not available():
+        pytest.skip("no UCX: pip install libucx-cu12")
+    null_driver.link(tmp_path)
+    variables = {"TRANSFER_LOCAL": "off", "MC_RPC_PROTOCOL": "ucx", "LD_LIBRARY_PATH": str(tmp_path)}
+    variables["NULL_CUDA_UCX"] = "1"
+
+    def started(program, **more):
+        return run(program, **(variables | more))
+
+    return started

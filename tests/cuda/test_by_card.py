@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from tests.cuda import null_driver
-from tests.rdma import null_provider
 
 HEAD = """
 import gc, logging, os, signal, sys, threading, time
@@ -20,25 +19,6 @@ TAIL = """
 if __name__ == "__main__":
     both(send, receive)
 """
-
-
-@pytest.fixture
-def run_by_card(run, null_name):
-    """`run`, with a card."""
-    name = f"null_card-{null_name}"
-    try:
-        variables = null_provider.environment(name)
-    except null_provider.Missing as missing:
-        pytest.skip(str(missing))
-    variables |= {"TRANSFER_LOCAL": "off", "MC_RPC_PROTOCOL": "rdma"}
-    variables["PYTHONPATH"] = f"{null_provider.IN_CHILDREN}:{null_provider.ROOT}"
-
-    def started(program, **more):
-        return run(program, **(variables | more))
-
-    yield started
-    null_provider.NullProvider(name).remove_killed()
-    assert not null_provider.NullProvider(name).left()
 
 
 def test_from_gpu_to_gpu(run_by_card):
@@ -285,3 +265,144 @@ def receive(end):
     end.tell()
 """
     run_by_card(HEAD + program + TAIL)
+
+
+@pytest.mark.parametrize("way", ["card", "ucx"])
+def test_free_blocks_make_room(request, way):
+    """24 MiB were received and deleted; 48 of 64 MiB are asked for next."""
+    program = """
+def send(end):
+    for size in (24, 48):
+        array = end.array(size << 20, typestr="|u1")
+        end.fill(array, size)
+        end.socket.send_tensor(array, copy=False).wait(PATIENCE)
+        end.hear()
+        array.close()
+
+def receive(end):
+    for size in (24, 48):
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        assert end.bytes_of(tensor) == {size}
+        assert not end.socket.peers()[0].gpu_received.startswith("staging")
+        del tensor
+        end.tell()
+"""
+    run = request.getfixturevalue(f"run_by_{way}")
+    run(HEAD + program + TAIL, NULL_CUDA_MEMORY=str(64 << 20))
+
+
+@pytest.mark.slow
+def test_a_handler_that_raises_while_tensors_are_deleted(run_by_card):
+    """No block is lost, and no exception."""
+    program = """
+def send(end):
+    array = end.array(256 << 10, typestr="|u1")
+    for _ in range(400):
+        end.socket.send_tensor(array, copy=False).wait(PATIENCE)
+    end.hear()
+
+def receive(end):
+    import random
+
+    class Rung(Exception):
+        pass
+
+    def ring(*_):
+        rung.append(1)
+        raise Rung
+
+    rung, raised = [], 0
+    signal.signal(signal.SIGALRM, ring)
+    for _ in range(400):
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-6 + random.random() * 3e-5)
+            del tensor
+            while signal.getitimer(signal.ITIMER_REAL)[0]:
+                pass
+        except Rung:
+            raised += 1
+    assert raised == len(rung) == 400
+    [found] = end.socket.context.shared["rdma.domains"].get().received_on_gpu._gpus.values()
+    assert found.blocks.registered <= 8 << 20
+    end.tell()
+"""
+    run_by_card(HEAD + program + TAIL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["card", "ucx"])
+def test_what_is_deleted_after_the_context_is_freed(request, way):
+    program = """
+def send(end):
+    array = end.array(8 << 20, typestr="|u1")
+    for _ in range(5):
+        end.socket.send_tensor(array, copy=False).wait(PATIENCE)
+    end.hear()
+
+def receive(end):
+    from pathlib import Path
+
+    def held():
+        return len(list(Path("/dev/shm").glob(f"{os.environ['NULL_CUDA_NAME']}-{os.getpid()}-*")))
+
+    tensors = [end.socket.recv_tensor(device="cuda:0") for _ in range(5)]
+    end.tell()
+    end.socket.context.term()
+    before = held()
+    while len(tensors) > 1:
+        tensors.pop()
+    assert before - held() == 4
+    tensors.clear()
+    assert before - held() == 5
+    tensors.append(end.array(1))
+"""
+    run = request.getfixturevalue(f"run_by_{way}")
+    run(HEAD + program + TAIL)
+
+
+def test_a_tensor_that_is_held_at_the_end_of_the_interpreter(run_by_card):
+    program = """
+def send(end):
+    array = end.array(1 << 20, typestr="|u1")
+    end.socket.send_tensor(array, copy=False).wait(PATIENCE)
+    end.hear()
+
+def receive(end):
+    import builtins
+
+    builtins.kept = end.socket.recv_tensor(device="cuda:0")
+    end.tell()
+"""
+    run_by_card(HEAD + program + TAIL)
+
+
+def test_what_goes_to_one_of_a_routers_peers_is_refused_too(run):
+    """Where nothing may be staged; and a receiver that asks a moment later is waited for."""
+    program = """
+import time
+import transfer
+from tests.cuda.null_driver import Array
+from transfer.transports import cuda
+from transfer.transports.errors import RegistrationError
+
+context = cuda.load().context(0)
+array = Array(context, (1 << 20,), "|u1")
+with transfer.Context() as made:
+    router, dealer = made.socket(transfer.ROUTER), made.socket(transfer.DEALER)
+    router.gpu_staging = False
+    dealer.routing_id = b"one"
+    router.bind("tcp://127.0.0.1:0")
+    dealer.connect(router.last_endpoint)
+    router.wait_for_peers(1, timeout=10)
+    try:
+        router.send_tensors_to(b"one", {"a": array})
+    except RegistrationError as error:
+        print(error)
+    router.gpu_staging = True
+    dealer.rcvtimeo = 10_000
+    router.send_tensors_to(b"one", {"a": array})
+    assert dealer.recv_tensors()[0]["a"].nbytes == 1 << 20
+    assert "send_tensors_to" in router.peers()[0].gpu
+"""
+    assert "send_tensors_to() copies" in run(program)

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cuda import null_driver
-from transfer.transports.ucx.installed import available
-
 HEAD = """
 import gc, logging, os, signal, sys, threading, time
 import numpy
@@ -20,21 +17,6 @@ TAIL = """
 if __name__ == "__main__":
     both(send, receive)
 """
-
-
-@pytest.fixture
-def run_by_ucx(run, tmp_path):
-    """`run`, where UCX finds the null driver, too."""
-    if not available():
-        pytest.skip("no UCX: pip install libucx-cu12")
-    null_driver.link(tmp_path)
-    variables = {"TRANSFER_LOCAL": "off", "MC_RPC_PROTOCOL": "ucx", "LD_LIBRARY_PATH": str(tmp_path)}
-    variables["NULL_CUDA_FREE_MAPPED"] = "1"
-
-    def started(program, **more):
-        return run(program, **(variables | more))
-
-    return started
 
 
 def test_from_gpu_to_gpu(run_by_ucx):

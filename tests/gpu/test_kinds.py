@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import transfer
-from transfer.tensors import gpu_path
+from transfer.tensors import gpu_sending
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError, TensorMismatch
@@ -131,7 +131,7 @@ def test_memory_of_cuda_malloc():
     memory = gpu.described(made("float32"))
     assert memory.kind == gpu.CUDA and memory.index == 0
     assert gpu.is_virtual(cuda.load().attributes(memory.pointer)) is False
-    assert gpu_path.way_of(made("float32"), WITH_CUDA).route is gpu.GpuRoute.POINTER
+    assert gpu_sending.way_of(made("float32"), WITH_CUDA).route is gpu.GpuRoute.POINTER
 
 
 def test_memory_of_a_pool():
@@ -146,13 +146,13 @@ def test_memory_of_a_pool():
 
 EXPANDABLE = """
 import torch
-from transfer.tensors import gpu_path
+from transfer.tensors import gpu_sending
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 tensor = torch.zeros(1 << 20, device="cuda")
 attributes = cuda.load().attributes(gpu.described(tensor).pointer)
 print(attributes, gpu.is_virtual(attributes))
-print(gpu_path.way_of(tensor, Capabilities(device_memory=True)).route)
+print(gpu_sending.way_of(tensor, Capabilities(device_memory=True)).route)
 """
 
 

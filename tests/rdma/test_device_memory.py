@@ -16,7 +16,7 @@ import pytest
 import transfer
 from tests.rdma.ends import meet
 from transfer.sockets import registration
-from transfer.tensors import gpu_path
+from transfer.tensors import gpu_sending
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
@@ -92,7 +92,7 @@ def test_as_a_dma_buf(over_null, driver, offset, size):
     expected = (bytes(8192) + BYTES)[offset : offset + size]
     with meet(over_null) as ends:
         released: list[object] = []
-        payload = gpu_path.registrable(Flat(driver.BASE + offset, size))
+        payload = gpu_sending.registrable(Flat(driver.BASE + offset, size))
         assert ends.connecting.send(frame(payload), hold=True, released=released.append)
         assert receive(ends.accepting)[0].bytes == expected
         until(ends.connecting.flush, "the peer's word that it has READ all")
@@ -116,7 +116,7 @@ def test_a_refusal_takes_nothing(over_null, driver):
     driver.refuses = True
     with meet(over_null) as ends:
         with pytest.raises(RegistrationError, match="no dma-buf") as refused:
-            ends.connecting.send(frame(gpu_path.registrable(Flat(driver.BASE))), hold=True)
+            ends.connecting.send(frame(gpu_sending.registrable(Flat(driver.BASE))), hold=True)
         assert refused.value.reason == "dmabuf"
         assert not ends.connecting.queued
         ends.connecting.send(frame(b"next"))
@@ -134,8 +134,8 @@ def test_a_region_of_the_users_is_found_again(over_null, driver):
     one, other = over_null.socket(), over_null.socket()
     near, far = over_null.connect(one, other)
     domain = one.shared["rdma.domains"].get()
-    handle = domain.regions.add(gpu_path.registrable(Flat(driver.BASE + 8192)))
-    near.send(frame(gpu_path.registrable(Flat(driver.BASE + 8192 + 1000, 5000))), hold=True)
+    handle = domain.regions.add(gpu_sending.registrable(Flat(driver.BASE + 8192)))
+    near.send(frame(gpu_sending.registrable(Flat(driver.BASE + 8192 + 1000, 5000))), hold=True)
     assert receive(far)[0].bytes == BYTES[1000:6000]
     assert domain.sources.registrations == 0
     until(near.flush, "the peer's word that it has READ all")
@@ -160,19 +160,19 @@ def module(tmp_path, monkeypatch):
 def test_dma_buf_first_then_peermem_then_the_host(driver, module, monkeypatch):
     tensor = Flat(driver.BASE)
     monkeypatch.setattr(cuda.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
-    assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
+    assert gpu_sending.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
     monkeypatch.setattr(cuda.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
-    assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
+    assert gpu_sending.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
     module.write_text("")
-    found = gpu_path.way_of(tensor, RDMA)
+    found = gpu_sending.way_of(tensor, RDMA)
     assert found.route is gpu.GpuRoute.STAGING and "5.12" in found.reason and "modprobe" in found.reason
 
 
 def test_memory_that_is_mapped_piece_by_piece_is_staged(driver, monkeypatch, caplog):
     driver.virtual = True
-    monkeypatch.setattr(gpu_path, "_warned", set())
+    monkeypatch.setattr(gpu_sending, "_warned", set())
     monkeypatch.setattr(cuda.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
-    assert gpu_path.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
+    assert gpu_sending.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
     assert caplog.text.count("expandable segments") == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 
 import pytest
 from hypothesis import given, strategies as st
@@ -23,19 +24,20 @@ class Slab:
 
 
 def pool(**more):
+    """As on a GPU: a block is returned with a list, and its use is done when that has something."""
     made = []
-    return SlabPool(lambda size: Slab(made, size), **more), made
+    return SlabPool(lambda size: Slab(made, size), begin_wait=lambda used: lambda: bool(used), **more), made
 
 
 def test_a_block_waits_for_its_last_use():
     blocks, made = pool()
     first = blocks.take(SLAB)
     done = []
-    blocks.give_back(first, lambda: bool(done))
+    blocks.returning(first)(done)
     second = blocks.take(SLAB)
     assert second.slab is not first.slab and blocks.in_use == 2 * SLAB
     done.append(True)
-    assert blocks.take(SLAB) is first and first.is_unused is None and len(made) == 2
+    assert blocks.take(SLAB) is first and first.is_done is None and len(made) == 2
 
 
 def test_a_refused_slab_leaves_the_pool_as_it_was():
@@ -79,6 +81,22 @@ def test_the_end():
         blocks.take(10)
 
 
+def test_blocks_that_return_after_the_end_keep_nothing():
+    blocks, made = pool()
+    kept = [blocks.take(SLAB) for _ in range(3)]
+    returns = [blocks.returning(block) for block in kept]
+    slabs = [weakref.ref(block.slab) for block in kept]
+    blocks.close()
+    made.clear()
+    del kept
+    made_last = returns.pop()
+    for one in returns:
+        one([])
+    del one, returns
+    assert [slab() is None for slab in slabs] == [True, True, False]
+    made_last()
+
+
 @given(st.lists(st.tuples(st.integers(1, 3 * SLAB), st.booleans(), st.integers(0, 3)), max_size=40))
 def test_no_two_blocks_in_use_overlap(steps):
     """In use: taken, or given back and not unused yet."""
@@ -99,7 +117,7 @@ def test_no_two_blocks_in_use_overlap(steps):
             blocks.give_back(gone[2])
             continue
         done = []
-        blocks.give_back(gone[2], lambda done=done: bool(done))
+        blocks.returning(gone[2])(done)
         late.append((gone, done))
         if len(late) > 3:
             late.pop(0)[1].append(True)

@@ -88,6 +88,7 @@ def test_the_layouts_are_those_of_the_header():
         (libucp.EndpointParams, "error_mode"): 16,
         (libucp.EndpointParams, "error_handler"): 24,
         (libucp.UcpRequestParams, "flags"): 4,
+        (libucp.UcpRequestParams, "memory_type"): 48,
         (libucp.TagInfo, "length"): 8,
     }
     assert {key: getattr(*key).offset for key in offsets} == offsets

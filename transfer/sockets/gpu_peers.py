@@ -8,6 +8,7 @@ from transfer.patterns.base import SendMode
 from transfer.transports.base import Capabilities
 from transfer.transports.config import cuda_ipc_enabled
 from transfer.transports.forking import undivided
+from transfer.transports.gpu import NOT_ASKED, GpuRoute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ def capabilities_of(streams: Sequence[Any], options: Mapping[str, Any], mode: Se
     maps = frozenset.intersection(*(one or frozenset() for one in mapped))
     why = ""
     if not maps and all(one is not None for one in mapped):
-        why = "not every peer has asked for memory of a GPU by device= or out=, or one cannot map it"
+        why = NOT_ASKED
     return Capabilities(
         device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
         registers_memory=all(s.registers_device_memory for s in streams),
@@ -60,3 +61,13 @@ def note_gpu(state: ConnectionState, route: str, reason: str) -> None:
     """How a tensor on a GPU was sent, for `peers()` and the metrics."""
     state.gpu = f"{route}: {reason}"
     state.count(f"gpu:{route}")
+
+
+def note_gpu_received(state: ConnectionState, route: str, stream: Any) -> None:
+    """The same of one that arrived, by this stream."""
+    why = getattr(stream, "gpu_received", "") or getattr(getattr(stream, "carrier", None), "gpu_received", "")
+    if not why.startswith(f"{route}:"):
+        left = route == GpuRoute.MAPPED.value
+        why = f"{route}: " + ("its sender left it on the GPU" if left else "it came to memory of the host")
+    state.gpu_received = why
+    state.count(f"gpu_received:{route}")

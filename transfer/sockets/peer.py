@@ -41,8 +41,7 @@ class PeerInfo:
         authenticated: whether the peer proved its identity by a certificate or a token.
         queue_limit: payload bytes that may be queued for the peer now.
         gpu: how the socket's last tensor on a GPU was sent, and why so: "mapped: every peer maps ...".
-        gpu_received: the same of the peer's last tensor for a GPU here, where the network card or UCX
-            may write there.
+        gpu_received: the same of the socket's last tensor that was received for a GPU.
     """
 
     endpoint: str
@@ -207,17 +206,16 @@ class Peer:
         if self.trackers or self.retained:
             self.confirm(self.stream.sent)
 
-    def info(self, gpu: str) -> PeerInfo:
+    def info(self, gpu: str, gpu_received: str) -> PeerInfo:
         agreement = self.agreement
         stream = self.stream
-        carrier = getattr(stream, "carrier", None)
         choice = None if agreement is None else agreement.choice
         return PeerInfo(
             self.endpoint,
             self.address,
             choice.transport if choice else "",
             choice.reason if choice else "not connected yet",
-            getattr(stream, "device", "") or getattr(carrier, "device", ""),
+            getattr(stream, "device", "") or getattr(getattr(stream, "carrier", None), "device", ""),
             agreement.remote.routing_id if agreement else b"",
             self.socket_type,
             stream.sent,
@@ -229,7 +227,7 @@ class Peer:
             agreement is not None and agreement.authenticated,
             stream.send_high_water_bytes,
             gpu,
-            getattr(stream, "gpu_received", "") or getattr(carrier, "gpu_received", ""),
+            gpu_received,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer.tensors import gpu_path
+from transfer.tensors import gpu_sending
 from transfer.tensors.export import export, export_pointer
 from transfer.transports import gpu, probe
 from transfer.transports.base import Capabilities
@@ -87,7 +87,7 @@ def register(context: Context, tensor: Any) -> Registration:
 
 def _register_device(context: Context, tensor: Any) -> Registration:
     """Registers a tensor on a GPU, as a dma-buf or by peermem. Not tested on hardware."""
-    found = gpu_path.way_of(tensor, Capabilities(registers_memory=True))
+    found = gpu_sending.way_of(tensor, Capabilities(registers_memory=True))
     if found.route not in (gpu.GpuRoute.DMABUF, gpu.GpuRoute.PEERMEM):
         return Registration(context, tensor, None, f"it is copied through the host: {found.reason}")
     seen = probe.probe("rdma")
@@ -98,7 +98,7 @@ def _register_device(context: Context, tensor: Any) -> Registration:
     if memory is None or again is None or memory.pointer != again.pointer:
         raise UsageError("a tensor with gaps is copied when it is sent", hint="register a contiguous one")
     return _wished(
-        context, tensor, gpu_path.registrable(flat) if found.route is gpu.GpuRoute.DMABUF else flat
+        context, tensor, gpu_sending.registrable(flat) if found.route is gpu.GpuRoute.DMABUF else flat
     )
 
 

@@ -23,7 +23,7 @@ from transfer.sockets.attributes import check_name
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
-from transfer.sockets.gpu_peers import capabilities_of, note_gpu, want_gpu
+from transfer.sockets.gpu_peers import capabilities_of, note_gpu, note_gpu_received, want_gpu
 from transfer.sockets.lockstep import RECEIVING, SENDING, enter
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.parts import (
@@ -603,7 +603,7 @@ class Socket(Base):
         note_gpu(self._links.state, route, reason)
 
     def _note_gpu_received(self, route: str) -> None:
-        self._links.state.count(f"gpu_received:{route}")
+        note_gpu_received(self._links.state, route, self._threads.here.thread.stream)
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()

@@ -14,7 +14,7 @@ export          converts any tensor to (frame flags, header, C-contiguous buffer
 files           tensors in files: `.safetensors` by its documented format, `.npy` by numpy
 gpu_array       arrays on a GPU of no library: what others describe, and what `recv_tensor(device=...)` makes
 gpu_builders    makes tensors on a GPU from a received header and payload: what `device=` asks for
-gpu_path        how a tensor on a GPU is sent: by its pointer, registered, or through the host
+gpu_sending        how a tensor on a GPU is sent: by its pointer, registered, or through the host
 header          tensor headers, packed and unpacked
 methods         sending and receiving tensors: the methods that `Socket` inherits
 pinned          pinned memory of large messages between GPU and host, kept for the next ones

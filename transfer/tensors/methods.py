@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, overload
 
 from transfer.constants import DONTWAIT
 from transfer.tensors.build import builder_for
@@ -12,7 +12,7 @@ from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.bundle_arrival import receive_bundle, receive_bundle_from
 from transfer.tensors.export import export, on_device
 from transfer.tensors.gpu_builders import GpuBuilder, gpu_builder
-from transfer.tensors.gpu_path import send_bundle, send_from_device
+from transfer.tensors.gpu_sending import send_bundle, send_from_device
 from transfer.tensors.receive import Sink, receive_into, receive_one
 from transfer.tensors.target import gpu_of, target_for
 from transfer.transports.arguments import flags_of, octets, wrong
@@ -338,8 +338,11 @@ class TensorMethods:
         """
         _check_router(self, "send_tensors_to", "send_tensors")
         named = octets(identity, "identity")
-        frames: list[OutFrame] = [(0, 0, None, None, named), *frames_of(tensors, meta, None)]
-        return self._send_outframes(frames, flags_of(flags), track, copy)
+
+        def frames(exporter: Any = export) -> list[OutFrame]:
+            return [(0, 0, None, None, named), *frames_of(tensors, meta, None, exporter)]
+
+        return send_bundle(self, frames, tensors, flags_of(flags), track, copy, host_only=_ADDRESSED)
 
     def recv_tensors_from(
         self: FrameReceiver, flags: int = 0, *, like: Any = None
@@ -353,6 +356,10 @@ class TensorMethods:
         """
         _check_router(self, "recv_tensors_from", "recv_tensors")
         return self._receive_valid(receive_bundle_from, self, flags, builder_for(like))
+
+
+#: why tensors on a GPU are copied through the host
+_ADDRESSED: Final = "send_tensors_to() copies through the host"
 
 
 def _check_router(socket: Any, call: str, instead: str) -> None:

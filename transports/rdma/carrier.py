@@ -212,13 +212,12 @@ class RdmaCarrier:
         number of the one where it is wanted; pool: the core's. Raises RegistrationError, InternalError,
         Closed."""
         if gpu is not None:
-            made = self._domain.received_on_gpu.room(gpu, size, pool)
-            self.gpu_received = self._domain.received_on_gpu.last
+            made, self.gpu_received = self._domain.received_on_gpu.room(gpu, size, pool)
             if made is not None:
                 return made[0], *_for_device(made[1])
         received = self._domain.received
         block = received.take(size)
-        return Region(block.view, lambda: received.give_back(block)), *_for_device(block)
+        return Region(block.view, received.returning(block)), *_for_device(block)
 
     def arrived(self, payload: Any) -> None:
         """The last byte of a payload on a GPU was written. Raises Broken."""

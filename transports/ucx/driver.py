@@ -28,6 +28,8 @@ from transfer.transports.ucx.installed import PACKAGES, available
 #: they stay at the sender until the receiver has memory
 #: (over TCP each of UCX's 8 KiB segments costs a system call: twice the processor time of large payloads)
 OPTIONS = {"RNDV_THRESH": str(LARGE), "TCP_TX_SEG_SIZE": "64K", "TCP_RX_SEG_SIZE": "64K"}
+#: the same, where this UCX has them. Between a GPU and the host UCX would take 128 pieces of 4 MiB on the GPU
+MAYBE = {"RNDV_FRAG_ALLOC_COUNT": "host:128,cuda:8"}
 MASK_ALL = (1 << 64) - 1
 #: the most messages and pieces of progress that one `sweep` drops
 _SWEEPS = 10_000
@@ -229,4 +231,4 @@ def _load() -> DriverLibrary:
         raise NotSupported("UCX is not installed", hint=hint)
     from transfer.transports.ucx.libucp_driver import LibucpLibrary  # imported when UCX is used
 
-    return LibucpLibrary(ucx_options(OPTIONS))
+    return LibucpLibrary(ucx_options(OPTIONS), ucx_options(MAYBE))

@@ -35,5 +35,7 @@ def translated(error: BaseException, what: str) -> TransferError:
     if name in _NO_WAY:
         return Broken(text, hint="do both sides have a UCX transport in common (UCX_TLS, UCX_NET_DEVICES)?")
     if name in _NO_MEMORY:
-        return InternalError(text, hint="is the limit of locked memory (ulimit -l) high enough?")
+        return InternalError(
+            text, hint="is the limit of locked memory (ulimit -l) high enough, and is there room on the GPU?"
+        )
     return Broken(text) if name.startswith("UCX") else InternalError(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from transfer.transports.ucx.port import UcxPort
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Sink
     from transfer.transports.handshake.upgrade import Surroundings
+
+logger = logging.getLogger("transfer")
 
 _LZ4, _CRC = int(Flag.LZ4), int(Flag.CRC)
 #: seconds that a payload may take after its receiver has stopped waiting
@@ -43,6 +46,12 @@ class _Arrival:
         self.nbytes = nbytes
         self.memory = memory
         self.behind = 0
+
+
+def _not_received(nbytes: int, error: TransferError) -> Broken:
+    if not isinstance(error, Broken):  # the peer is there, and will not know why it was left
+        logger.warning("a payload of %d bytes cannot be received, and the connection ends: %s", nbytes, error)
+    return Broken(f"UCX could not receive a payload of {nbytes} bytes")
 
 
 class UcxIncoming(UcxOutgoing):
@@ -148,7 +157,7 @@ class UcxIncoming(UcxOutgoing):
         """A payload has arrived. Raises its UCX error, or ProtocolError."""
         error = failure(arrival.request)
         if error is not None:
-            raise error
+            raise _not_received(arrival.nbytes, error) from error
         self._taken += 1 + arrival.behind
         self._arriving_bytes -= arrival.nbytes
         self.last_received_ns = time.monotonic_ns()
@@ -225,7 +234,11 @@ class UcxIncoming(UcxOutgoing):
             memory = self._pool.lease(awaited.length)
         self._between = True
         found = worker.find(self._from[PAYLOAD], remove=True)
-        self._arriving.append(_Arrival(self._endpoint.take(found, memory), memory, awaited.length))
+        try:
+            request = self._endpoint.take(found, memory)
+        except TransferError as error:
+            raise _not_received(awaited.length, error) from error
+        self._arriving.append(_Arrival(request, memory, awaited.length))
         self._arriving_bytes += awaited.length
         unpacker.begin()
         if chosen_by_sink:
@@ -242,8 +255,7 @@ class UcxIncoming(UcxOutgoing):
         index = gpu_for(awaited.meta)
         if index is None:
             return None
-        made = gpus.room(index, awaited.length, self._pool)
-        self.gpu_received = gpus.last
+        made, self.gpu_received = gpus.room(index, awaited.length, self._pool)
         return None if made is None else made[0]
 
     def leave_sink(self) -> None:

@@ -70,11 +70,11 @@ class LibucpLibrary(DriverLibrary):
 
     driver = "libucp"
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, str], maybe: dict[str, str] | None = None) -> None:
         self._functions = functions = libucp.load()
         self.version = functions.version
         try:
-            self._context = _context(functions, options)
+            self._context = _context(functions, options, maybe or {})
             wanted = libucp.ContextAttributes(field_mask=libucp.CONTEXT_ATTR_MEMORY_TYPES)
             functions.check(functions.context_query(self._context, byref(wanted)))
         except StatusError as error:
@@ -83,17 +83,19 @@ class LibucpLibrary(DriverLibrary):
 
     def worker(self) -> Worker:
         try:
-            return LibucpWorker(self._functions, self._context)
+            return LibucpWorker(self._functions, self._context, has_cuda=self.has_cuda)
         except StatusError as error:
             raise translated(error, "make a worker") from error
 
 
-def _context(functions: Functions, options: dict[str, str]) -> ctypes.c_void_p:
+def _context(functions: Functions, options: dict[str, str], maybe: dict[str, str]) -> ctypes.c_void_p:
     context, config = ctypes.c_void_p(), ctypes.c_void_p()
     functions.check(functions.config_read(None, None, byref(config)))
     try:
         for name, value in options.items():
             functions.check(functions.config_modify(config, name.encode(), value.encode()))
+        for name, value in maybe.items():
+            functions.config_modify(config, name.encode(), value.encode())
         params = libucp.ContextParams(
             field_mask=libucp.PARAM_FEATURES | libucp.PARAM_SHARED,
             features=libucp.FEATURE_TAG | libucp.FEATURE_WAKEUP,
@@ -109,18 +111,21 @@ class LibucpWorker(Worker):
     #: the context of a GPU that UCX's calls have
     _gpu: Any = None
 
-    def __init__(self, functions: Functions, context: ctypes.c_void_p) -> None:
+    def __init__(self, functions: Functions, context: ctypes.c_void_p, *, has_cuda: bool = False) -> None:
         self._functions = functions
+        if has_cuda:
+            self.use_gpu()
         handle, fd = ctypes.c_void_p(), ctypes.c_int(-1)
         params = libucp.WorkerParams(
             field_mask=libucp.WORKER_THREAD_MODE, thread_mode=libucp.THREADS_SERIALIZED
         )
-        functions.check(functions.worker_create(context, byref(params), byref(handle)))
+        functions.check(self.call(functions.worker_create, context, byref(params), byref(handle)))
         functions.check(functions.worker_get_efd(handle, byref(fd)))
         self.handle = handle
         self.fd = fd.value
         self.address = self._own_address()
-        self._progress = self.step = partial(functions.worker_progress, handle)
+        self._progress = partial(functions.worker_progress, handle)
+        self.step = self._progress if self._gpu is None else self._step_with_gpu
         self._probe = functions.tag_probe_nb
         self._info = libucp.TagInfo()
         self._info_at = ctypes.addressof(self._info)
@@ -192,9 +197,8 @@ class LibucpWorker(Worker):
         # Into no memory at all: it is truncated, which is the purpose.
         functions = self._functions
         try:
-            pointer = functions.pointer(
-                functions.tag_msg_recv_nbx(self.handle, None, 0, found.handle, _PLAIN_AT)
-            )
+            arguments = (self.handle, None, 0, found.handle, _PLAIN_AT)
+            pointer = functions.pointer(self.call(functions.tag_msg_recv_nbx, *arguments))
         except StatusError:
             return
         if pointer:
@@ -234,7 +238,8 @@ class LibucpEndpoint(UcxEndpoint):
         memory, nbytes, params = _memory(data)
         try:
             arguments = (self._handle, memory, nbytes, tag, params)
-            answer = self._worker.call(functions.tag_send_nbx, *arguments, memory=data)
+            on_gpu = None if params == _PLAIN_AT else data
+            answer = self._worker.call(functions.tag_send_nbx, *arguments, memory=on_gpu)
             return _Operation(functions, functions.pointer(answer))
         except StatusError as error:
             raise translated(error, "send") from error
@@ -245,7 +250,8 @@ class LibucpEndpoint(UcxEndpoint):
         memory, nbytes, params = _memory(buffer)
         try:
             arguments = (self._worker.handle, memory, nbytes, found.handle, params)
-            answer = self._worker.call(functions.tag_msg_recv_nbx, *arguments, memory=buffer)
+            on_gpu = None if params == _PLAIN_AT else buffer
+            answer = self._worker.call(functions.tag_msg_recv_nbx, *arguments, memory=on_gpu)
             return _Operation(functions, functions.pointer(answer))
         except StatusError as error:
             raise translated(error, "receive") from error

@@ -12,9 +12,9 @@ Real UCX runs on it, too, if it finds it by `link`.
 NULL_CUDA_IPC=0: this process cannot map memory of others. NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the
 first one that this process sees. NULL_CUDA_MEMORY: bytes (1 GiB). NULL_CUDA_PINNED=0: nothing can be pinned.
 NULL_CUDA_ORDERING=0: what a card wrote is visible after a flush only. NULL_CUDA_DMABUF=0: no memory can be
-exported for cards. NULL_CUDA_FREE_MAPPED=1: memory that others have mapped may be freed, as UCX does, whose
-mappings outlive their use. NULL_CUDA_RATE: for measurements, copies take their time at so many MB/s, use no
-processor, and copy nothing.
+exported for cards. NULL_CUDA_UCX=1: memory that others have mapped may be freed, since UCX's mappings outlive
+their use, and an address inside an allocation has its handle. NULL_CUDA_RATE: for measurements, copies take
+their time at so many MB/s, use no processor, and copy nothing.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class Connections:
         """Every connected peer, for display."""
         self.credits.read_credits()
         with self._lock:
-            return [peer.info(self.state.gpu) for peer in self.state.peers.values() if not peer.pending]
+            peers = [peer for peer in self.state.peers.values() if not peer.pending]
+            return [peer.info(self.state.gpu, self.state.gpu_received) for peer in peers]
 
     def schedule_checks(self) -> None:
         """Schedules the next check of the peers, for heartbeats and for limits."""

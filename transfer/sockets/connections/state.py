@@ -56,7 +56,7 @@ class ConnectionState:
         #: plain counters by a constant word, read by the metrics
         self.counts: dict[str, int] = {}
         #: how the last tensor on a GPU was sent, and why so
-        self.gpu = ""
+        self.gpu = self.gpu_received = ""
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
         self.closing = False

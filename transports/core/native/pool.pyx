@@ -175,6 +175,25 @@ cdef class Region:
                 call_released(self.released)
 
 
+cdef class BlockReturn:
+    """Gives a block of a SlabPool back (slab_pool.py), when what has lain in it is deleted: in any statement
+    of any thread, and no signal handler can come between. used: what still works with it."""
+
+    cdef dict returned
+    cdef object pool
+    cdef object block
+
+    def __init__(self, pool, dict returned, block):
+        self.pool = pool
+        self.returned = returned
+        self.block = block
+
+    def __call__(self, used=None):
+        self.returned[self.block] = used
+        if self.pool.closed:  # nobody takes any more
+            self.returned.clear()
+
+
 cdef void call_released(released) noexcept:
     # An exception here reaches no caller: Cython prints it.
     released()

@@ -1,7 +1,7 @@
-"""Sends a tensor on a GPU: in memory that peers on this host map, by its pointer, or registered with the
+"""Sends tensors on a GPU: in memory that peers on this host map, by its pointer, or registered with the
 network card, if every peer supports that, else through the host.
 
-The ways without the host never ran on a GPU: their tests use stand-ins for driver and peers.
+The ways without the host never ran on a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("transfer")
 
 _DIRECT: Final = frozenset({gpu.GpuRoute.POINTER, gpu.GpuRoute.DMABUF, gpu.GpuRoute.PEERMEM})
-#: seconds that a peer may take to map the first block, where a tensor must not be staged
+#: where a tensor must not be staged: seconds that a peer may take to ask for it on its GPU, and to map the
+#: first block
 _PATIENCE: Final = 5.0
 #: why a way that reads the tensor's own memory is not taken
 _COPIED: Final = "the network card and UCX read a tensor's own memory, so with copy=False only"
@@ -148,9 +149,14 @@ def _capabilities(socket: Any, flags: int) -> Capabilities:
     asked = getattr(socket, "_tensor_capabilities", None)
     if asked is None:
         return Capabilities()
-    if not (_stages(socket) or flags & DONTWAIT or socket._streams()):
+    waits = not (_stages(socket) or flags & DONTWAIT)
+    if waits and not socket._streams():
         socket.wait_for_peers(1, None if socket.sndtimeo < 0 else socket.sndtimeo / 1000)
     can: Capabilities = asked(flags)
+    limit = time.monotonic() + _PATIENCE
+    while waits and can.host_only == gpu.NOT_ASKED and time.monotonic() < limit:
+        time.sleep(0.001)
+        can = asked(flags)
     return can
 
 
@@ -161,13 +167,15 @@ def send_bundle(
     flags: int,
     track: bool,
     copy: bool | None,
+    host_only: str = "",
 ) -> Tracker | None:
-    """Sends several tensors as one message. frames_with: makes its frames, given an exporter or not."""
+    """Sends several tensors as one message. frames_with: makes its frames, given an exporter or not.
+    host_only: why tensors on a GPU have to go through the host, if they have."""
     sent: Tracker | None
     if not (_is_gpu_used() and isinstance(tensors, Mapping) and any(map(on_device, tensors.values()))):
         sent = socket._send_outframes(frames_with(), flags, track, copy)
         return sent
-    can = _capabilities(socket, flags)
+    can = Capabilities(host_only=host_only) if host_only else _capabilities(socket, flags)
     if copy is not False and (can.device_memory or can.registers_memory):
         can = Capabilities(maps_gpus=can.maps_gpus, host_only=can.host_only or _COPIED)
     exports = _Exports(socket, can)

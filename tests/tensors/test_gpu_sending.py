@@ -12,7 +12,7 @@ import transfer
 from tests.core.test_foreign_streams import Foreign
 from tests.tensors.test_device import cupy, on_gpu  # noqa: F401 - the fixture
 from transfer.sockets.peer import Peer
-from transfer.tensors import export, gpu_path
+from transfer.tensors import export, gpu_sending
 from transfer.transports import core, gpu
 from transfer.transports.base import Capabilities
 
@@ -116,9 +116,9 @@ def test_a_core_that_refuses_pointers_gets_bytes(pushing, monkeypatch):
 
 def test_the_warning_of_virtual_memory_comes_once(monkeypatch, caplog):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setattr(gpu_path, "_warned", set())
+    monkeypatch.setattr(gpu_sending, "_warned", set())
     with caplog.at_level(logging.WARNING, "transfer"):
         for _ in range(2):
-            found = gpu_path.way_of(Pointer(1 << 20), Capabilities(device_memory=True))
+            found = gpu_sending.way_of(Pointer(1 << 20), Capabilities(device_memory=True))
             assert found.route is gpu.GpuRoute.STAGING
     assert len(caplog.records) == 1
