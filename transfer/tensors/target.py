@@ -7,6 +7,7 @@ any. Where that is the caller's own (`direct`) nothing is left to do; else `fill
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 from transfer.tensors import device
@@ -114,7 +115,7 @@ class TorchTarget:
         return plain if plain.is_contiguous() else None
 
 
-class _DenseTarget:
+class _DenseTarget(ABC):
     """An array on a GPU whose memory is dense in the message's order of axes."""
 
     __slots__ = ("_landing", "out")
@@ -125,9 +126,9 @@ class _DenseTarget:
         self.out = out
         self._landing = device.Landing(gpu_device)
 
+    @abstractmethod
     def _flat(self, recipe: Recipe) -> Any:
         """The array's memory in that order, as its library's array of bytes."""
-        raise NotImplementedError
 
     def buffer_for(self, recipe: Recipe) -> Any:
         """Returns pinned memory, which `fill` copies from, or None."""
