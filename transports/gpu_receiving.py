@@ -7,6 +7,7 @@ each message. A payload for `out=` is copied once more, on the GPU. Never run wi
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from transfer.transports.slab_pool import MemoryBlock, SlabPool
 #: bytes of free slabs on a GPU that stay registered, and seconds without use for which they do
 KEPT: Final = 1 << 30
 REST: Final = 30.0
-#: seconds for the last work on free blocks, where there is no other memory
-_PATIENCE: Final = 1.0
+#: seconds for the last work on free blocks, where there is no other memory: also of a call that does not wait
+_PATIENCE: Final = 0.1
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE: Final = "CAPTURE"
 
@@ -44,7 +45,7 @@ class GpuReceiving:
         self._lock = threading.Lock()
         self._gpus: dict[int, _Gpu] = {}
         self._warned = self._closed = False
-        #: gives free memory back after a rest; None: nobody does
+        #: gives free memory back after a rest; None: it stays until the context ends
         self.reactor: Reactor | None = None
         self._timer: Any = None
 
@@ -127,7 +128,7 @@ class _Gpu:
         self._context = driver.context(index)
         self._flushes = machine.flushes
         self._payload = GpuPayload
-        self._nothing = GpuEvent(self._context)  # never recorded: nobody waits for it
+        self._nothing = GpuEvent(self._context)  # never recorded, so that no work waits for it
         exporter = driver.export if self.way.route is gpu.GpuRoute.DMABUF else None
         self.blocks = SlabPool(
             partial(_GpuSlab, self._context, partial(register, exporter)), kept=KEPT, begin_wait=_LastUse
@@ -160,7 +161,7 @@ class _Gpu:
             except DeviceError:
                 # Free blocks of other sizes are in the way, or some whose last work is not done.
                 before = self.blocks.registered
-                self.blocks.drop_free(time.monotonic())
+                self.blocks.drop_free(math.inf)
                 if self.blocks.registered == before and not self.blocks.waits:
                     raise
                 if time.monotonic() > limit:

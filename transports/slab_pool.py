@@ -27,7 +27,7 @@ class Slab(Protocol):
     region: Any
 
     def close(self) -> None:
-        """It is given to nobody any more. Memory that is still in use stays until its users let it go."""
+        """No block of it is given out any more. Memory that is in use stays until its users let it go."""
 
 
 class MemoryBlock:
@@ -116,13 +116,19 @@ class SlabPool:
     def drop_free(self, before: float) -> bool:
         """Closes the slabs of large blocks that have been free since then. Returns whether any slab is left
         that is a large block."""
+        dropped = []
         with self._lock:
+            if self.closed:
+                return False
             self._collect()
             for blocks in self._free.values():
                 for block in [one for one in blocks if one.size > SLAB // 2 and one.returned <= before]:
                     blocks.remove(block)
-                    self._drop(block.slab)
-            return bool(self._large)
+                    dropped.append(self._without(block.slab))
+            left = bool(self._large)
+        for slab in dropped:  # without the lock: to free memory of a GPU waits for its work
+            slab.close()
+        return left
 
     def close(self) -> None:
         """Closes all slabs. Memory that is still viewed stays. Idempotent."""
@@ -144,7 +150,7 @@ class SlabPool:
                 block.is_done = self._begin_wait(used)
             if block.is_done is not None and not block.is_done():
                 continue
-            del self._returned[block]
+            self._returned.pop(block, None)
             block.is_done, block.returned = None, time.monotonic()
             self.in_use -= block.size
             self._free.setdefault(block.size, []).append(block)
@@ -171,9 +177,10 @@ class SlabPool:
         for size in sorted(self._free, reverse=True):
             blocks = self._free[size]
             while blocks and size > SLAB // 2 and self.registered + coming > self._kept:
-                self._drop(blocks.pop().slab)
+                self._without(blocks.pop().slab).close()
 
-    def _drop(self, slab: Slab) -> None:
+    def _without(self, slab: Slab) -> Slab:
+        """The slab, which is not the pool's any more."""
         self._large.remove(slab)
-        slab.close()
         self.registered -= slab.size
+        return slab

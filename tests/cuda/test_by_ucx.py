@@ -107,32 +107,6 @@ def receive(end):
 
 
 @pytest.mark.slow
-def test_memory_is_not_written_while_a_kernel_reads_it(run_by_ucx):
-    program = """
-def send(end):
-    array = end.array(4 << 20, typestr="|u1")
-    for number in range(1, 21):
-        end.fill(array, number)
-        end.socket.send_tensor(array, copy=False).wait(PATIENCE)
-    end.hear()
-
-def receive(end):
-    copies = []
-    for number in range(1, 21):
-        tensor = end.socket.recv_tensor(device="cuda:0")
-        copy = end.array(4 << 20, typestr="|u1")
-        end.null.fill(copy.pointer, 0, 1, 0, 0.03)
-        end.context.copy(copy.pointer, tensor.__cuda_array_interface__["data"][0], copy.nbytes, 0)
-        copies.append(copy)
-        del tensor
-    for number, copy in enumerate(copies, 1):
-        assert end.bytes_of(copy) == {number}, number
-    end.tell()
-"""
-    run_by_ucx(HEAD + program + TAIL)
-
-
-@pytest.mark.slow
 def test_a_call_that_ends_in_the_middle_loses_nothing(run_by_ucx):
     program = """
 def send(end):

@@ -190,7 +190,7 @@ cdef class BlockReturn:
 
     def __call__(self, used=None):
         self.returned[self.block] = used
-        if self.pool.closed:  # nobody takes any more
+        if self.pool.closed:  # no block is given out any more
             self.returned.clear()
 
 
