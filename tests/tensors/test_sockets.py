@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,23 @@ def test_request_and_reply(ctx: Any) -> None:
         out = {name: np.empty_like(tensor) for name, tensor in STATE.items()}
         assert client.recv_tensors(out=out)[1] == "done"
         same(out)
+
+
+@pytest.mark.parametrize("same_header", [False, True])
+def test_a_wait_that_ends_inside_a_reply_goes_on(ctx: Any, same_header: bool, monkeypatch: Any) -> None:
+    """A REQ waits in short steps, with the same memory for each."""
+    monkeypatch.setattr("transfer.sockets.socket._LOOK", 1)
+    client, server = joined(ctx, transfer.REQ, transfer.REP)
+    wanted = {f"t{n}": np.full((4000, 1000 if same_header else 1000 + n), n, "f4") for n in range(6)}
+    for _ in range(3):
+        client.send(b"weights")
+        assert server.recv() == b"weights"
+        out = {name: np.empty_like(tensor) for name, tensor in wanted.items()}
+        sender = threading.Thread(target=server.send_tensors, args=(wanted,))
+        sender.start()
+        client.recv_tensors(out=out)
+        sender.join()
+        assert all(np.array_equal(out[name], tensor) for name, tensor in wanted.items())
 
 
 def test_a_dealer_sends_its_empty_part_to_a_rep(ctx: Any) -> None:

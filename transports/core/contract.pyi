@@ -157,6 +157,7 @@ OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 # before the payload is read, for smaller ones before it is copied. If it raises, the message is read
 # to its end without it. Then it is called again: an exception now leaves `_recv_message`, and the next
 # receive returns that message. It is not called for control frames and LZ4 frames.
+# The same sink in a further call is asked again for the frame that the last one ended in.
 # The core keeps no reference to a sink's memory after `_recv_message` has returned or raised.
 # A sink may also have, for tensors on a GPU:
 #     landed(nbytes)                     so much of the payload is in the memory that it gave last

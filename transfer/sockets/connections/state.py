@@ -55,7 +55,7 @@ class ConnectionState:
         self.losses = 0
         #: plain counters by a constant word, read by the metrics
         self.counts: dict[str, int] = {}
-        #: how the last tensor on a GPU was sent, and why so
+        #: how the last tensor on a GPU was sent, and the last one for a GPU received, and why so
         self.gpu = self.gpu_received = ""
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
