@@ -74,7 +74,7 @@ class Flusher:
             self._closed = True
             thread = self._thread
             self._wake.set()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.ident and thread is not threading.current_thread():
             thread.join()
         self.reap()
         with self._lock:
@@ -117,9 +117,9 @@ class Flusher:
                 self._selector.register(fd, selectors.EVENT_WRITE, stream)
 
     def drained(self, fd: int) -> None:
-        """Ends `drain`. The descriptor is still open."""
+        """Ends `drain`, also one that was interrupted. The descriptor is still open."""
         with self._lock:
-            if self._selector is not None:
+            if self._selector is not None and fd in self._selector.get_map():
                 self._selector.unregister(fd)
 
     def credit(self, stream: Outgoing) -> None:
@@ -144,13 +144,16 @@ class Flusher:
     def _start(self) -> None:
         if self._closed:
             return
+        # Each step may be the last one before an interrupt: the next call goes on from there.
+        if self._selector is None:
+            selector = selectors.DefaultSelector()
+            selector.register(self._wake, selectors.EVENT_READ)
+            self._selector = selector
         if self._thread is None:
-            self._selector = selectors.DefaultSelector()
-            self._selector.register(self._wake, selectors.EVENT_READ)
-            arguments = (self._selector,)
             self._thread = threading.Thread(
-                target=self._run, args=arguments, name="transfer-flusher", daemon=True
+                target=self._run, args=(self._selector,), name="transfer-flusher", daemon=True
             )
+        if self._thread.ident is None:
             self._thread.start()
         self._wake.set()
 

@@ -99,9 +99,13 @@ class Outgoing:
         message = self._offer(normalize(frames), force, hold, released)
         if message is None:
             return 0
-        if message.borrowed and not hold:
-            self._own(message)
-        self._settle(message)
+        try:
+            if message.borrowed and not hold:
+                self._own(message)
+            self._settle(message)
+        except BaseException as error:
+            self._take_back(message, error)
+            raise
         return message.number or 1
 
     def _offer(
@@ -140,27 +144,43 @@ class Outgoing:
         size = sum([len(frame[4]) for frame in frames])
         if self.plain and (len(frames) > 1 or frames[0][0] & (CRC | EXTENDED | LZ4)):
             raise NotSupported(TOO_NEW, hint=PLAIN_HINT)
-        with self._lock:
-            self._check()
-            if not force and self._crowded(size) and not self._makes_room(size):
-                return None
-            control = frames[0][0] & CONTROL
-            sequence = 0 if control else self.sent + 1
-            chunks = encode(frames, self._socket_type, sequence, self.checksum and not self.plain)
-            message = Message(frames, chunks, size, released, sequence)
+        message: Message | None = None
+        try:
+            with self._lock:
+                self._check()
+                if not force and self._crowded(size) and not self._makes_room(size):
+                    return None
+                sequence = 0 if frames[0][0] & CONTROL else self.sent + 1
+                chunks = encode(frames, self._socket_type, sequence, self.checksum and not self.plain)
+                message = Message(frames, chunks, size, released, sequence)
+                self._append(message)
+                if self._socket is not None and not self._kernel_full:
+                    self._write_or_gather(message)
+                    if self.broken is not None and message.left and not message.begun:
+                        self._untake(message)
+                        self._check()
+        except BaseException as error:
+            if message is not None:
+                self._take_back(message, error)
+            raise
+        return message
+
+    def _append(self, message: Message) -> None:
+        """All of it, or nothing."""
+        before = self._pending_bytes, self.sent, self.sent_bytes, self.queued, self.queued_bytes
+        try:
             self._queue.append(message)
             self._pending_bytes += message.left
-            if not control:
+            if not message.control:
                 self.sent += 1
-                self.sent_bytes += size
+                self.sent_bytes += message.size
                 self.queued += 1
-                self.queued_bytes += size
-            if self._socket is not None and not self._kernel_full:
-                self._write_or_gather(message)
-                if self.broken is not None and message.left and not message.begun:
-                    self._untake(message)
-                    self._check()
-        return message
+                self.queued_bytes += message.size
+        except BaseException:
+            self._pending_bytes, self.sent, self.sent_bytes, self.queued, self.queued_bytes = before
+            if message in self._queue:
+                self._queue.remove(message)
+            raise
 
     def _check(self) -> None:
         if self._flusher.generation != fork.generation:
@@ -205,33 +225,37 @@ class Outgoing:
 
     def _write(self) -> None:
         """Writes until the queue is empty, the kernel is full, or the round is over."""
-        sock = self._socket
         self._turn = False
+        try:
+            if self._socket is None or self._write_round(self._socket):
+                self._end_drain()
+            elif not self._kernel_full:
+                self._kernel_full = True
+                self._flusher.drain(self._socket.fileno(), self)
+        except OSError as error:  # without its traceback, which would keep the written memory
+            self._break(failed(error.with_traceback(None)))
+        except BaseException as error:
+            # An interrupt between the system call and the update of the queue, or before the flusher has it:
+            # how much was written is unknown, so nothing may follow.
+            self._break(interrupted(error))
+            raise
+
+    def _write_round(self, sock: socket.socket) -> bool:
+        """False: the kernel is full, or the round is over. Raises OSError."""
         done = 0
-        while self._has_output and sock is not None and self.broken is None:
+        while self._has_output and self.broken is None:
+            if done >= _ROUND:
+                return False
             try:
-                if done >= _ROUND:
-                    raise BlockingIOError  # as if it were full: the flusher continues
                 if not self._queue:
                     self._push_sealed()
                     continue
                 count = (self._channel or sock).sendmsg(self._next_chunks(), (), _NOSIGNAL)
-                done += count
-                self._written(count)
             except BlockingIOError:
-                if not self._kernel_full:
-                    self._kernel_full = True
-                    self._flusher.drain(sock.fileno(), self)
-                return
-            except OSError as error:  # without its traceback, which would keep the written memory
-                self._break(failed(error.with_traceback(None)))
-                return
-            except BaseException as error:
-                # An interrupt between the system call and the update of the queue: how much was
-                # written is unknown, so nothing may follow.
-                self._break(interrupted(error))
-                raise
-        self._end_drain()
+                return False
+            done += count
+            self._written(count)
+        return True
 
     @property
     def _has_output(self) -> bool:
@@ -341,25 +365,21 @@ class Outgoing:
     def _push_through(self, message: Message, patience: float) -> None:
         """Writes the message while the kernel takes some of it, then copies the rest.
 
-        patience: seconds of each wait for the kernel. An interrupt takes the message back, or breaks the
-        stream if a part of it is written already.
+        patience: seconds of each wait for the kernel.
         """
         poll = select.poll()
         fd = self.fd
         if fd >= 0:
             poll.register(fd, select.POLLOUT)
-        try:
-            while message.left and fd >= 0 and self.broken is None:
-                left = message.left
-                if not poll.poll(patience * 1000) and message.left == left:
-                    break
-                self.flush()
-        except BaseException as error:
-            self._take_back(message, error)
-            raise
+        while message.left and fd >= 0 and self.broken is None:
+            left = message.left
+            if not poll.poll(patience * 1000) and message.left == left:
+                break
+            self.flush()
         self._own(message)
 
     def _take_back(self, message: Message, error: BaseException) -> None:
+        """Its caller was interrupted: takes it from the queue, or breaks the stream if a part is written."""
         with self._lock:
             if message.begun:
                 self._break(interrupted(error))

@@ -159,14 +159,19 @@ class Sending(Attachments):
         message = stream._offer(list(frames) if several else frames, False, hold, released, several)
         if message is None:
             return False
-        if taken is not None:
-            taken(stream, message.number)
-        if message.borrowed and not hold:
-            if message.size >= self.copy_threshold and self._send_mode != FANOUT:
+        try:
+            if taken is not None:
+                taken(stream, message.number)
+            if not message.borrowed or hold:
+                pass
+            elif message.size >= self.copy_threshold and self._send_mode != FANOUT:
                 stream._push_through(message, _PATIENCE)
             else:
                 stream._own(message)
-        stream._settle(message)
+            stream._settle(message)
+        except BaseException as error:
+            stream._take_back(message, error)
+            raise
         return True
 
     # -- all subscribers take the message
