@@ -137,10 +137,15 @@ test-aarch64: setup
 test-asan test-tsan: setup
 	@$(PY) -m tests.sanitizers.run $(@:test-%=%) $(ARGS)
 
+# What runs on a GPU only: that every name in it is still there.
+UNRUN := --config-file= --check-untyped-defs --no-strict-optional --ignore-missing-imports \
+	--explicit-package-bases --follow-imports=silent
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy $(UNRUN) tests/gpu/*.py bench/gpu.py bench/gpu_pack.py
 	$(BIN)/pyright --pythonpath $(PY) examples
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint transports/core/native

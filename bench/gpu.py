@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("not run: there is no CUDA device")
         return 0
-    report = {"machine": describe(), "gpu": _gpu(torch), "rows": []}
+    rows: list[dict[str, Any]] = []
+    report = {"machine": describe(), "gpu": _gpu(torch), "rows": rows}
     raw: dict[str, float] = {}
     for case in (raw_copies, raw_streams, staged_sends, pairs, by_ucx, state_dicts, shared, pauses):
         for row in case(torch, raw):
-            report["rows"].append(row)
+            rows.append(row)
             print(_line(row), flush=True)
             if options.report:
                 options.report.write_text(json.dumps(report, indent=1) + "\n")
@@ -173,7 +175,7 @@ def staged_sends(torch: Any, raw: dict[str, float]) -> Any:
         start = time.perf_counter()
         export(tensor)
         first = round(time.perf_counter() - start, 3)
-        seconds = timed(lambda tensor=tensor: export(tensor))
+        seconds = timed(partial(export, tensor))
         row = _row("device → host, send side", nbytes, seconds, "D2H pinned", raw["raw D2H pinned"])
         yield row | {"first_s": first}
 
@@ -240,7 +242,7 @@ def pauses(torch: Any, raw: dict[str, float]) -> Any:
     for nbytes in (8 * GIB, 2 * GIB):
         POOL.give_back()
         tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
-        taken, longest = _ticking(lambda tensor=tensor: export(tensor))
+        taken, longest = _ticking(partial(export, tensor))
         yield _row(
             f"{nbytes // GIB} GiB staged, the first", nbytes, taken, "D2H pinned", raw["raw D2H pinned"]
         )

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from transfer.transports.errors import DeviceError, TransferError
 from transfer.transports.gpu import (
+    ALLOWED_HANDLE_TYPES,
     DEVICE_ORDINAL,
     DMA_BUF_SUPPORTED,
     FLUSH_WRITES_OPTIONS,
@@ -61,9 +62,10 @@ class Cuda:
         return value
 
     def attributes(self, pointer: int) -> Mapping[int, int]:
-        """The attributes for `gpu.is_virtual`, without those that this driver does not know."""
+        """The attributes for `gpu.is_virtual` and `gpu.is_exported_by_pieces`, without those that this driver
+        does not know."""
         found = {}
-        for number in (IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE):
+        for number in (IS_LEGACY_IPC_CAPABLE, ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE):
             value = self._driver.pointer_attribute(pointer, number)
             if value is not None:
                 found[number] = value
@@ -79,6 +81,17 @@ class Cuda:
         begin = self._driver.pointer_attribute(pointer, RANGE_BEGIN)
         size = self._driver.pointer_attribute(pointer, RANGE_SIZE)
         return (begin or 0, size or 0)
+
+    def pieces(self, index: int, pointer: int, nbytes: int) -> list[tuple[int, int]]:
+        """(first address, bytes) of the pieces that this memory was mapped from. Raises DeviceError."""
+        from transfer.transports.core.native.gpu_pieces import piece_at
+
+        context, at, found = self.context(index), pointer, []
+        while at < pointer + nbytes:
+            begin, size = piece_at(context, at)
+            found.append((begin, size))
+            at = begin + size
+        return found
 
     def export(self, pointer: int, nbytes: int) -> tuple[int, int]:
         """(a descriptor of a dma-buf that holds this memory, the memory's offset in it).

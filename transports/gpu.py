@@ -30,7 +30,10 @@ CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED = 1, 2, 3, 10, 11, 13
 _HOST_READABLE: Final = frozenset({CPU, CUDA_HOST, ROCM_HOST, CUDA_MANAGED})
 
 #: numbers of cuPointerGetAttribute
-DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, RANGE_BEGIN, RANGE_SIZE, MEMPOOL_HANDLE = 9, 10, 11, 12, 17
+DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE, RANGE_BEGIN, RANGE_SIZE = 9, 10, 11, 12
+ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE = 14, 17
+#: of attribute 14: it can be exported as descriptors
+_POSIX_FILE_DESCRIPTOR: Final = 1
 #: numbers of cuDeviceGetAttribute
 FLUSH_WRITES_OPTIONS, WRITES_ORDERING, DMA_BUF_SUPPORTED = 117, 118, 124
 #: of these attributes: the host can flush; what a card wrote is in order for work of this GPU
@@ -259,6 +262,15 @@ def is_virtual(attributes: Mapping[int, int]) -> bool | None:
     if legacy is None:
         return None
     return not legacy and not attributes.get(MEMPOOL_HANDLE)
+
+
+def is_exported_by_pieces(attributes: Mapping[int, int]) -> bool:
+    """From the same results: whether each piece of it can be exported as a descriptor.
+
+    Not so memory of pools: those of torch and CuPy are the devices' default ones, which CUDA does not share.
+    """
+    types = attributes.get(ALLOWED_HANDLE_TYPES, 0)
+    return is_virtual(attributes) is True and bool(types & _POSIX_FILE_DESCRIPTOR)
 
 
 def peermem_missing(modules: str) -> str:

@@ -220,10 +220,13 @@ def test_the_numbers_are_the_drivers():
         driver.CUmemRangeHandleType,
         driver.CUflushGPUDirectRDMAWritesTarget,
         driver.CUflushGPUDirectRDMAWritesScope,
+        driver.CUmemAllocationHandleType,
+        driver.CUmemLocationType,
+        driver.CUmemAccess_flags,
         driver.CUresult,
     ]
     declared = dict(re.findall(r"^    (CU\w+) = (\d+)$", (NATIVE / "libcuda.pxd").read_text(), re.MULTILINE))
-    assert len(declared) == 11
+    assert len(declared) == 14
     for name, number in declared.items():
         [found] = {one.__members__[name].value for one in enumerations if name in one.__members__}
         assert found == int(number), name

@@ -189,7 +189,7 @@ def test_a_dma_buf_or_the_drivers_reason(offset, nbytes):
     tensor = torch.zeros(8 << 20, dtype=torch.uint8, device="cuda")[offset : offset + nbytes]
     driver = cuda.load()
     before = len(os.listdir("/proc/self/fd"))
-    if not driver.supports_dmabuf(0):
+    if not driver.attribute(0, gpu.DMA_BUF_SUPPORTED):
         with pytest.raises(RegistrationError, match="dma-buf"):
             driver.export(tensor.data_ptr(), nbytes)
     else:

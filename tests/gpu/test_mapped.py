@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import transfer
+from transfer.transports import cuda, gpu
 from transfer.transports.errors import Broken
 
 torch = pytest.importorskip("torch")
@@ -137,6 +138,35 @@ def receive_shared(pull: Any, pipe: Any) -> None:
 
 def test_the_tensor_itself(monkeypatch):
     both(send_shared, receive_shared, monkeypatch)
+
+
+def send_expandable(ends: Ends) -> None:
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        for size in (3 << 20, 100 << 20, 1 << 30):
+            tensor = torch.full((size,), 5, dtype=torch.uint8, device="cuda")
+            assert gpu.is_exported_by_pieces(cuda.load().attributes(tensor.data_ptr()))
+            tracker = ends.push.send_tensor(tensor, copy=False)
+            assert ends.hear() is True
+            tracker.wait(PATIENCE)
+            assert bool((tensor == 7).all()), "the receiver wrote to this memory"
+            del tensor
+    finally:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
+
+def receive_expandable(pull: Any, pipe: Any) -> None:
+    for _ in range(3):
+        tensor = pull.recv_tensor(device="cuda:0", like="torch")
+        right = bool((tensor == 5).all())
+        tensor.fill_(7)
+        torch.cuda.synchronize()
+        pipe.send(right)
+        del tensor
+
+
+def test_memory_of_expandable_segments(monkeypatch):
+    both(send_expandable, receive_expandable, monkeypatch)
 
 
 def send_state(ends: Ends) -> None:

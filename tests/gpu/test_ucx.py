@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_both_ways(by_ucx: Any, size: int) -> None:
     out = torch.zeros(size, dtype=torch.uint8, device="cuda")
     for number in range(1, 9):
         tensor = torch.full((size,), number, dtype=torch.uint8, device="cuda")
-        tracker = in_a_thread(lambda tensor=tensor: push.send_tensor(tensor, copy=False))
+        tracker = in_a_thread(partial(push.send_tensor, tensor, copy=False))
         if number % 2:
             assert in_a_thread(lambda: pull.recv_tensor(out=out)) is out
             assert bool((out == number).all())

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,11 @@ def test_interpreter_exit_is_clean_with_open_sockets() -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_no_package_of_tests_has_the_name_of_a_library():
+    """pytest imports such a folder by its bare name: `import cuda` found tests/cuda, and tests skipped."""
+    libraries = set(packages_distributions())
+    packages = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
+    assert "rdma" in packages and "numpy" in libraries
+    assert not packages & libraries

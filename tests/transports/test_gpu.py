@@ -96,6 +96,17 @@ def test_what_the_driver_says_of_a_pointer():
     assert gpu.is_virtual({legacy: 0}) is True
 
 
+def test_what_is_exported_by_pieces():
+    legacy, pool, types = gpu.IS_LEGACY_IPC_CAPABLE, gpu.MEMPOOL_HANDLE, gpu.ALLOWED_HANDLE_TYPES
+    assert gpu.is_exported_by_pieces({legacy: 0, pool: 0, types: 1})  # expandable segments
+    assert gpu.is_exported_by_pieces({legacy: 0, types: 1 | 8})  # with fabric handles as well
+    assert not gpu.is_exported_by_pieces({legacy: 0, types: 8})  # with fabric handles only
+    assert not gpu.is_exported_by_pieces({legacy: 0})
+    assert not gpu.is_exported_by_pieces({legacy: 0, pool: 0x1234, types: 1})  # a pool that was made for it
+    assert not gpu.is_exported_by_pieces({legacy: 1, types: 1})  # cudaMalloc, which has a handle
+    assert not gpu.is_exported_by_pieces({})
+
+
 def test_what_the_machine_has():
     assert gpu.peermem_missing("nvidia_peermem 16384 0 - Live 0x0\nnvidia 5 2\n") == ""
     assert gpu.peermem_missing("nv_peer_mem 16384 0\n") == ""
@@ -146,6 +157,7 @@ def test_the_numbers_are_the_drivers():
     attribute = driver.CUpointer_attribute
     assert attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.value == gpu.IS_LEGACY_IPC_CAPABLE
     assert attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE.value == gpu.MEMPOOL_HANDLE
+    assert attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES.value == gpu.ALLOWED_HANDLE_TYPES
     attributes = driver.CUdevice_attribute
     assert attributes.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED.value == gpu.DMA_BUF_SUPPORTED
     prefix = "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_"

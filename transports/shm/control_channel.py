@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -36,12 +36,17 @@ BLOCK, RELEASED, FORGET = 3, 4, 5
 #: a GPU that the sender of this takes payloads on, by its UUID in two numbers; a block on one, with handles;
 #: reports that a payload is free, that a block is given up, that the other side does not map it any more
 GPU_WANTED, GPU_BLOCK, GPU_RELEASED, GPU_FORGET, GPU_UNMAPPED = 6, 7, 8, 9, 10
-#: of a block on a GPU: for many payloads; for one, of the sender's own; to be tried
-KEPT, LENT, TRY = 0, 1, 2
-_WITH_DESCRIPTOR = (SEGMENT, BLOCK)
-#: bytes of a UUID, a handle of memory and one of an event
-GPU_HANDLES = 16 + 64 + 64
-_MOST = _LAYOUT.size + GPU_HANDLES + 1
+#: pieces of the block on a GPU that is announced with this number next: its UUID, the bytes of each piece,
+#: and the pieces' descriptors. Several may follow each other
+GPU_PIECES = 11
+#: of a block on a GPU: for many payloads; for one, of the sender's own; to be tried; as LENT, in pieces
+KEPT, LENT, TRY, PIECES = 0, 1, 2, 3
+#: of one message
+MOST_DESCRIPTORS = 32
+#: bytes of a UUID, of a handle of memory or an event, of all that a block has, of a piece's length
+UUID, HANDLE, LENGTH = 16, 64, 8
+GPU_HANDLES = UUID + HANDLE + HANDLE
+_MOST = _LAYOUT.size + UUID + MOST_DESCRIPTORS * LENGTH + 1
 
 _call: Callable[[Callable[[], object]], object] = operator.call
 
@@ -50,14 +55,20 @@ AGAIN = 0.005
 
 
 class ShmControlMessage(NamedTuple):
-    """One message of the peer. fd: closed after the receiver has handled it, who copies it if needed."""
+    """One message of the peer. descriptors: closed after the receiver has handled it, who copies them if
+    needed. handles: what follows the fixed part."""
 
     kind: int
     number: int
     size: int
     slot: int
-    fd: int
+    descriptors: list[int]
     handles: bytes = b""
+
+    @property
+    def fd(self) -> int:
+        """Of a kind that has one."""
+        return self.descriptors[0]
 
 
 class SpareDescriptor:
@@ -147,17 +158,22 @@ class ControlChannel:
             finally:
                 self._sending.release()
 
-    def announce(self, kind: int, number: int, size: int, slot: int, passed: int | bytes) -> bool:
-        """Passes a descriptor, or handles. False: the peer has not read earlier messages, or is gone."""
+    def announce(
+        self,
+        kind: int,
+        number: int,
+        size: int,
+        slot: int,
+        handles: bytes = b"",
+        descriptors: Sequence[int] = (),
+    ) -> bool:
+        """Passes handles and descriptors. False: the peer has not read earlier messages, or is gone."""
         connection = self._socket
         if connection is None:
             return False
-        data = _LAYOUT.pack(kind, number, size, slot)
+        data = _LAYOUT.pack(kind, number, size, slot) + handles
         try:
-            if isinstance(passed, bytes):
-                [_] = map(connection.send, (data + passed,), (socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,))
-            else:
-                fd_passing.send(connection, data, [passed])
+            fd_passing.send(connection, data, descriptors)
         except OSError:
             return False
         return True
@@ -188,15 +204,19 @@ class ControlChannel:
             return None
         try:
             # The kernel drops a descriptor that has no room here, so this checks for room first.
-            seen = fd_passing.receive(connection, _MOST, 4, peek=True)
+            seen = self._peek(connection)
             if seen.lost and self._spare.give():
-                seen = fd_passing.receive(connection, _MOST, 4, peek=True)
+                seen.close()
+                seen = self._peek(connection)
             connection.recv(_MOST)
             return seen
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
             return Passed(b"", [], False)
+
+    def _peek(self, connection: socket.socket) -> Passed:
+        return fd_passing.receive(connection, _MOST, MOST_DESCRIPTORS + 1, peek=True)
 
     def close(self) -> None:
         """Idempotent; from any thread, at any time."""
@@ -209,15 +229,17 @@ def _decoded(data: bytes, descriptors: list[int]) -> ShmControlMessage:
         raise ProtocolError("control_channel", f"{len(data)} bytes where an announcement was due")
     kind, number, size, slot = _LAYOUT.unpack_from(data)
     handles = data[_LAYOUT.size :]
-    if (
-        not SEGMENT <= kind <= GPU_UNMAPPED
-        or len(descriptors) != (kind in _WITH_DESCRIPTOR)
-        or len(handles) != (GPU_HANDLES if kind == GPU_BLOCK else 0)
-    ):
+    if not (SEGMENT <= kind <= GPU_PIECES and _fits(kind, len(handles), len(descriptors))):
         raise ProtocolError(
             "control_channel", f"announcement {kind} of {len(data)} bytes with {len(descriptors)} descriptors"
         )
-    return ShmControlMessage(kind, number, size, slot, descriptors[0] if descriptors else -1, handles)
+    return ShmControlMessage(kind, number, size, slot, descriptors, handles)
+
+
+def _fits(kind: int, nbytes: int, descriptors: int) -> bool:
+    if kind == GPU_PIECES:
+        return 0 < descriptors <= MOST_DESCRIPTORS and nbytes == UUID + descriptors * LENGTH
+    return descriptors == (kind in (SEGMENT, BLOCK)) and nbytes == (GPU_HANDLES if kind == GPU_BLOCK else 0)
 
 
 class Bell:

@@ -93,7 +93,9 @@ class ExportedBlocks:
             return True
         if len(self._announced) >= MOST_BLOCKS and not self._forget_idle():
             return False
-        if not self._control.announce(control_channel.BLOCK, block.number, block.size, 0, block.fd):
+        if not self._control.announce(
+            control_channel.BLOCK, block.number, block.size, 0, descriptors=[block.fd]
+        ):
             return False
         self._announced[block.number] = block
         block.watchers[self] = self._forget

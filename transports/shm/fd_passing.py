@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import array
+import os
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Passed(NamedTuple):
-    """data. descriptors: the receiver owns them. lost: there were some, and this process has no room for
-    more."""
+    """data. descriptors: the receiver owns them. lost: there were more, and this process has no room for
+    them."""
 
     data: bytes
     descriptors: list[int]
     lost: bool
+
+    def close(self) -> None:
+        """Of the descriptors."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
 
 _SIZE = array.array("i").itemsize
 
 
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
-    """Sends data with copies of descriptors. Raises OSError, and the exception of a signal handler before it
-    is sent: none runs between that and the caller's next statement."""
+    """Sends data with copies of descriptors, if there are any. Raises OSError, and the exception of a signal
+    handler before it is sent: none runs between that and the caller's next statement."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-    [_] = map(connection.sendmsg, ([data],), ([rights],), (flags,))
+    [_] = map(connection.sendmsg, ([data],), ([rights] if descriptors else [],), (flags,))
 
 
 def receive(connection: socket.socket, size: int, most: int, *, peek: bool = False) -> Passed:
@@ -40,4 +46,4 @@ def receive(connection: socket.socket, size: int, most: int, *, peek: bool = Fal
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(content[: len(content) - len(content) % _SIZE])
-    return Passed(data, list(found), bool(returned & socket.MSG_CTRUNC) and not found)
+    return Passed(data, list(found), bool(returned & socket.MSG_CTRUNC) and len(found) < most)

@@ -15,12 +15,11 @@ from typing import Any
 from transfer.transports import cuda
 from transfer.transports.errors import DeviceError, ProtocolError
 from transfer.transports.shm import control_channel
-from transfer.transports.shm.control_channel import ControlChannel
-from transfer.transports.shm.gpu_shares import own_blocks
+from transfer.transports.shm.control_channel import UUID, ControlChannel, ShmControlMessage
+from transfer.transports.shm.mapped_gpu_blocks import MappedGpuBlock, MappedInPieces, Pieces
 
-#: blocks that one peer may have announced at a time
-MOST_BLOCKS = 4096
-_UUID, _HANDLE = 16, 64
+#: blocks that one peer may have announced at a time, and pieces of further ones
+MOST_BLOCKS, MOST_PIECES = 4096, 1 << 16
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE = "CAPTURE"
 #: seconds that a finalizer waits for a capture to end
@@ -48,55 +47,6 @@ class WantedGpus:
         self.numbers.clear()
 
 
-class MappedGpuBlock:
-    """An allocation of the peer, mapped here when the first payload in it is fetched."""
-
-    def __init__(self, size: int, lent: bool, handles: bytes) -> None:
-        self.size, self.lent = size, lent
-        self._handles, self._mapped = handles, False
-        self.uuid, self.handle = handles[:_UUID], handles[_UUID : _UUID + _HANDLE]
-        self.event_handle = handles[_UUID + _HANDLE :]
-        self.context: Any = None
-        self.pointer = 0
-        self.ready: Any = None
-        self._event_after: Any = None
-        #: shares that are in use
-        self.borrowed: set[int] = set()
-        self.leaving = False
-
-    def map(self, driver: cuda.Cuda, index: int) -> None:
-        """Raises DeviceError, ProtocolError."""
-        from transfer.transports.core.native.cuda import GpuEvent, event_after
-
-        self._event_after = event_after  # a finalizer at the interpreter's end can import nothing
-        own = own_blocks.get(self._handles)
-        if own is not None:  # the peer is in this process
-            if self.size > own.size:
-                raise ProtocolError("reference", "memory of a GPU is smaller than its announcement")
-            self.context, self.pointer, self.ready, self._mapped = own.context, own.pointer, own.ready, False
-            return
-        context = driver.context(index)
-        pointer = context.map(self.handle)
-        try:
-            if driver.range_of(pointer)[1] < self.size:
-                raise ProtocolError("reference", "memory of a GPU is smaller than its announcement")
-            self.ready = GpuEvent(context, handle=self.event_handle)
-        except BaseException:
-            context.unmap(pointer)
-            raise
-        self.context, self.pointer, self._mapped = context, pointer, True
-
-    def recorded(self, used: tuple[Any, int, Any]) -> Any:
-        """An event of the moment when the last use of a payload is done. Raises DeviceError."""
-        return self._event_after(*used)
-
-    def unmap(self) -> None:
-        """Idempotent."""
-        pointer, self.pointer, self.ready = self.pointer, 0, None
-        if pointer and self._mapped:
-            self.context.unmap(pointer)
-
-
 class GpuMappings:
     """Of one connection. Used under its owner's lock, except for `ended`.
 
@@ -110,6 +60,8 @@ class GpuMappings:
         #: the GPUs that this side wants memory of, by UUID: their numbers here
         self.wanted: dict[bytes, int] = {}
         self.blocks: dict[int, MappedGpuBlock] = {}
+        #: of blocks that are not announced yet
+        self._pieces: dict[int, Pieces] = {}
         #: (block, share, the last use) of payloads that were deleted
         self._ended: deque[tuple[int, int, Any]] = deque()
         #: (event, block, share, what keeps the stream): reported to the peer when the event is done
@@ -129,17 +81,37 @@ class GpuMappings:
             words = int.from_bytes(uuid[:8], "little"), int.from_bytes(uuid[8:], "little")
             self._control.send(control_channel.GPU_WANTED, 0, *words)
 
-    def announced(self, number: int, size: int, how: int, handles: bytes) -> None:
-        """A block of the peer. Raises ProtocolError."""
+    def handle(self, message: ShmControlMessage) -> None:
+        """The peer announces memory, or gives it up. Raises ProtocolError."""
+        if message.kind == control_channel.GPU_BLOCK:
+            self._announced(message.number, message.size, message.slot, message.handles)
+        elif message.kind == control_channel.GPU_PIECES:
+            self._import(message.number, message.handles, message.descriptors)
+        else:
+            self._forget(message.number)
+
+    def _announced(self, number: int, size: int, how: int, handles: bytes) -> None:
         if number in self.blocks or len(self.blocks) >= MOST_BLOCKS:
             raise ProtocolError("control_channel", f"announcement of GPU memory {number}, twice or too many")
-        if handles[:_UUID] not in self.wanted:
-            raise ProtocolError("control_channel", "memory of a GPU that was not asked for")
-        block = MappedGpuBlock(size, how == control_channel.LENT, handles)
+        pieces = self._pieces.pop(number, None)
+        if handles[:UUID] not in self.wanted or (how == control_channel.PIECES) != (pieces is not None):
+            raise ProtocolError("control_channel", "memory of a GPU that was not asked for, or not announced")
+        block = MappedGpuBlock(size, handles) if pieces is None else MappedInPieces(size, handles, pieces)
+        block.is_lent = how in (control_channel.LENT, control_channel.PIECES)
         if how == control_channel.TRY:
             self._control.send(control_channel.GPU_UNMAPPED, number, self._tried(block))
         else:
             self.blocks[number] = block
+
+    def _import(self, number: int, handles: bytes, descriptors: list[int]) -> None:
+        """Pieces of a block that is announced next. Raises ProtocolError."""
+        if handles[:UUID] not in self.wanted or number in self.blocks:
+            raise ProtocolError("control_channel", "memory of a GPU that was not asked for")
+        if sum(map(len, self._pieces.values())) + len(descriptors) > MOST_PIECES:
+            raise ProtocolError("control_channel", f"more than {MOST_PIECES} pieces of a GPU's memory")
+        self._pieces.setdefault(number, Pieces()).add(
+            self.wanted[handles[:UUID]], handles[UUID:], descriptors
+        )
 
     def _tried(self, block: MappedGpuBlock) -> bool:
         driver = cuda.load()
@@ -219,8 +191,9 @@ class GpuMappings:
         self._control.send(control_channel.GPU_RELEASED, number, share)
         return True
 
-    def forget(self, number: int) -> None:
-        """The peer gives up a block."""
+    def _forget(self, number: int) -> None:
+        """The peer gives up a block, or its pieces before it has announced it."""
+        self._pieces.pop(number, None)
         block = self.blocks.get(number)
         if block is not None:
             block.leaving = True
@@ -228,10 +201,10 @@ class GpuMappings:
 
     def _unmap_unused(self, number: int, block: MappedGpuBlock) -> None:
         """Before a payload is reported as free: its memory may end then."""
-        if not block.borrowed and (block.lent or block.leaving):
+        if not block.borrowed and (block.is_lent or block.leaving):
             del self.blocks[number]
             block.unmap()
-            if not block.lent:
+            if not block.is_lent:
                 self._control.send(control_channel.GPU_UNMAPPED, number, True)
 
     def finish(self, last: Callable[[], None]) -> None:
@@ -262,7 +235,8 @@ class GpuMappings:
 
     def close(self) -> None:
         """The connection has ended: only what is in use stays mapped, and the peer learns what never was."""
+        self._pieces.clear()
         for number, block in list(self.blocks.items()):
-            if block.lent and not block.borrowed:
+            if block.is_lent and not block.borrowed:
                 self._control.send(control_channel.GPU_UNMAPPED, number, True)
-            self.forget(number)
+            self._forget(number)

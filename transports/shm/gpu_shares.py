@@ -4,14 +4,13 @@ Before the first payload the peer tries to map a small block, which may fail: in
 instance. A block is an allocation that the peer maps once. The GPU copies a payload into it in the order of
 the sender's stream, without the host; an event tells the peer when it is there. The peer releases a payload
 when its own work on it is done, and the block is used again. A tensor in its place is mapped for one payload
-only: until it is released, its memory must neither change nor be freed.
+only: until it is released, its memory must neither change nor be freed (gpu_blocks.py has both kinds).
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import weakref
 from typing import Any, NamedTuple
 
 from transfer.transports import cuda, gpu
@@ -22,14 +21,13 @@ from transfer.transports.errors import Broken, DeviceError, ProtocolError, Regis
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.control_channel import ControlChannel
 from transfer.transports.shm.exported_blocks import SHARE_BITS
+from transfer.transports.shm.gpu_blocks import GpuBlock, TriedBlock, lent_block
 from transfer.transports.shm.segments import slot_size
 
 #: bytes of one connection's blocks on all GPUs
 LIMIT = 2 << 30
 #: GPUs that a peer may want memory of
 MOST_GPUS = 64
-#: bytes of the block that a peer tries to map; payloads are larger
-_TRIED = 4096
 
 _CANNOT_MAP = (
     "tensors on GPU %d go through the host: a peer on this host cannot map its memory (is it in another "
@@ -41,42 +39,10 @@ _STILL_SEEN = (
     "there first, or copy them)"
 )
 _KEPT = "the context ended while a peer still uses this memory of a GPU"
-#: the blocks of this process by their handles, which a peer in the same process cannot use
-own_blocks: weakref.WeakValueDictionary[bytes, GpuBlock] = weakref.WeakValueDictionary()
 #: blocks of ended contexts that peers may still have mapped
 _left: list[GpuBlock] = []
 
 logger = logging.getLogger("transfer")
-
-
-class GpuBlock:
-    """An allocation of a GPU, and the event after which its payload is there. lent: a tensor's, mapped for
-    one payload. Raises DeviceError."""
-
-    def __init__(self, driver: Any, number: int, index: int, nbytes: int, lent: int = 0) -> None:
-        from transfer.transports.core.native.cuda import GpuEvent
-
-        self.number, self.size, self.lent = number, nbytes, bool(lent)
-        self.context = driver.context(index)
-        self.uuid: bytes = driver.uuid(index)
-        self.ready = GpuEvent(self.context, shared=True)
-        self.pointer: int = lent or self.context.allocate(nbytes)
-        #: the peer has its handle
-        self.announced = False
-        #: lent memory that a peer may have mapped until this process ends
-        self.kept = False
-
-    def handles(self) -> bytes:
-        """For the peer: which GPU, the memory's handle, the event's. Raises DeviceError."""
-        handles = bytes(self.uuid + self.context.export(self.pointer) + self.ready.handle)
-        own_blocks[handles] = self
-        return handles
-
-    def free(self) -> None:
-        """The peer has not mapped it. Idempotent."""
-        pointer, self.pointer = self.pointer, 0
-        if pointer and not self.lent:
-            self.context.free(pointer)
 
 
 class GpuShare(NamedTuple):
@@ -133,32 +99,31 @@ class GpuShares:
         if self._tried.get(uuid) is not False:
             self.wanted.add(uuid)
 
-    def place(self, payload: gpu.OnGpu, lend: bool, parts: Countdown | None) -> bytes:
+    def place(self, payload: gpu.OnGpu, lend: bool, parts: Countdown | None, begun: list[int]) -> bytes:
         """The reference to a payload for the peer, which `parts` then counts. lend: of the tensor's own
-        memory, where that can be mapped. Raises RegistrationError("gpu"): the peer cannot see it, or there is
-        no room."""
+        memory, where that can be mapped. begun: gets the share's number, which the caller cancels if
+        anything is raised. Raises RegistrationError("gpu"): the peer cannot see it, or there is no room."""
         self.check(payload.uuid, payload.index)
         driver = cuda.load()
         assert driver is not None
         self._used = True
         number = self._next_share()
+        begun.append(number)
+        block: GpuBlock | None = None
         try:
-            lent = self._lent(driver, payload) if lend else None
-            block, offset = lent or (self._block(driver, payload), 0)
-            try:
-                if lent is None:
-                    block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
-                    block.context.copy(block.pointer, payload.pointer, payload.nbytes, payload.stream)
-                block.ready.record(payload.stream)
-                self._announce(block)
-            except BaseException:
-                self._put_back(block)
-                raise
+            block = self._lent(driver, payload) if lend else None
+            offset = payload.pointer - block.pointer if block is not None else 0
+            if block is None:
+                block = self._copied(driver, payload)
+            self._shares[number] = GpuShare(block, parts, payload)
         except DeviceError as error:
             raise RegistrationError("gpu", f"a payload cannot be shown to the peer: {error}") from error
+        except BaseException:
+            if block is not None and number not in self._shares:
+                self._put_back(block)
+            raise
         if parts is not None:
             parts.left += 1
-        self._shares[number] = GpuShare(block, parts, payload)
         return REFERENCE.pack(block.number, ON_GPU | number << 8, offset, payload.nbytes)
 
     def _next_share(self) -> int:
@@ -183,25 +148,45 @@ class GpuShares:
             raise RegistrationError("gpu_tried", "the peer still tries to map memory of this GPU")
 
     def _try(self, driver: cuda.Cuda, uuid: bytes, index: int) -> None:
-        block = GpuBlock(driver, next(self._numbers), index, _TRIED)
+        block = TriedBlock(driver, next(self._numbers), index)
         try:
-            self._announce(block, control_channel.TRY)
+            self._announce(block)
         except BaseException:
             block.free()
             raise
         self._blocks[block.number] = block
         self._tried[uuid] = block.number
 
-    def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> tuple[GpuBlock, int] | None:
-        """(the allocation that has this memory, the offset), or None: only a copy of it can be mapped."""
-        begin, size = driver.range_of(payload.pointer)
-        if not begin or payload.pointer + payload.nbytes > begin + size:
+    def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> GpuBlock | None:
+        """The tensor's own memory. None: the peer cannot map that, only a copy of it."""
+        block: GpuBlock | None = None
+        try:
+            block = lent_block(driver, next(self._numbers), payload)
+            if block is not None:
+                self._blocks[block.number] = block
+                block.ready.record(payload.stream)
+                self._announce(block)
+        except BaseException as error:
+            if block is not None:
+                self._put_back(block)
+            if not isinstance(error, DeviceError | RegistrationError):
+                raise
+            logger.debug("memory of a GPU is copied there, since it cannot be lent: %s", error)
             return None
-        if not driver.attributes(payload.pointer).get(gpu.IS_LEGACY_IPC_CAPABLE):
-            return None
-        block = GpuBlock(driver, next(self._numbers), payload.index, size, lent=begin)
-        self._blocks[block.number] = block
-        return block, payload.pointer - begin
+        return block
+
+    def _copied(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> GpuBlock:
+        """A block with a copy."""
+        block = self._block(driver, payload)
+        try:
+            block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
+            block.context.copy(block.pointer, payload.pointer, payload.nbytes, payload.stream)
+            block.ready.record(payload.stream)
+            self._announce(block)
+        except BaseException:
+            self._put_back(block)
+            raise
+        return block
 
     def _block(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> GpuBlock:
         size = slot_size(payload.nbytes)
@@ -220,28 +205,25 @@ class GpuShares:
         self._blocks[block.number] = block
         return block
 
-    def _announce(self, block: GpuBlock, how: int | None = None) -> None:
-        if not block.announced:
-            how = (control_channel.LENT if block.lent else control_channel.KEPT) if how is None else how
-            block.announced = self._control.announce(
-                control_channel.GPU_BLOCK, block.number, block.size, how, block.handles()
-            )
-        if not block.announced:
+    def _announce(self, block: GpuBlock) -> None:
+        if not (block.announced or block.announce(self._control)):
             raise RegistrationError("gpu", "the peer has not yet read of earlier memory")
 
     def _put_back(self, block: GpuBlock) -> None:
-        if not block.lent:
+        """It is used for nothing. The peer may know of it, or of some of its pieces."""
+        if not block.is_lent:
             self._idle.append(block)
-        elif not block.announced:
-            self._blocks.pop(block.number, None)
+            return
+        self._blocks.pop(block.number, None)
+        self._control.send(control_channel.GPU_FORGET, block.number)
 
     # -- the end of payloads
 
     def cancel(self, number: int) -> None:
         """The peer was not sent this share."""
         share = self._remove(number)
-        if share is not None and share.block.lent:
-            self._control.send(control_channel.GPU_FORGET, share.block.number)
+        if share is not None and share.block.is_lent:
+            self._put_back(share.block)
 
     def end(self, number: int) -> list[GpuShare]:
         """The peer does not see it any more, nor has mapped lent memory: whom to inform. It may have ended
@@ -256,7 +238,7 @@ class GpuShares:
             return None
         copy = bytearray(share.payload.nbytes)
         share.block.ready.synchronize()
-        begin = share.payload.pointer if share.block.lent else share.block.pointer
+        begin = share.payload.pointer if share.block.is_lent else share.block.pointer
         share.block.context.copy(address_of(copy), begin, share.payload.nbytes, 0)
         share.block.context.synchronize(0)
         self.cancel(number)
@@ -265,7 +247,7 @@ class GpuShares:
 
     def _remove(self, number: int) -> GpuShare | None:
         share = self._shares.pop(number, None)
-        if share is not None and share.block.lent:
+        if share is not None and share.block.is_lent:
             self._blocks.pop(share.block.number, None)
         elif share is not None:
             self._idle.append(share.block)
@@ -297,7 +279,7 @@ class GpuShares:
         block = self._blocks.get(number)
         if block is None:
             return []
-        if block.size == _TRIED:
+        if isinstance(block, TriedBlock):
             self._tried[block.uuid] = well
             if not well:
                 self.wanted.discard(block.uuid)
@@ -311,7 +293,11 @@ class GpuShares:
         return shares
 
     def _free(self, block: GpuBlock) -> None:
-        if self._blocks.pop(block.number, None) is not None and not block.lent and block.size != _TRIED:
+        if (
+            self._blocks.pop(block.number, None) is not None
+            and not block.is_lent
+            and not isinstance(block, TriedBlock)
+        ):
             self._total -= block.size
         block.free()
 
@@ -339,7 +325,7 @@ class GpuShares:
         for block in list(self._blocks.values()):
             if not block.announced:
                 self._free(block)
-            block.kept = block.announced and block.lent
+            block.kept = block.announced and block.is_lent
         _left.extend(self._blocks.values())
         self._blocks.clear()
         self._idle.clear()

@@ -130,6 +130,7 @@ class ShmStream:
     ) -> tuple[list[OutFrame], Released | None, int] | None:
         """See core/contract.pyi, Carrier. A block is shared only with `hold`; else it is copied too."""
         placed: list[OutFrame] = []
+        begun: list[int] = []  # shares on a GPU
         saved = 0
         parts: Countdown | None = None
         blocks: Blocks | None = self._shared.get(BLOCKS) if hold else None
@@ -137,9 +138,8 @@ class ShmStream:
             for frame in frames:
                 data = frame[4]
                 if isinstance(data, OnGpu):
-                    if parts is None and hold:
-                        parts = Countdown(released, 1)
-                    shown = self._show(data, hold and not several, parts)
+                    parts = parts or (Countdown(released, 1) if hold else None)
+                    shown = self._show(data, hold and not several, parts, begun)
                     placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], shown))
                     saved += data.nbytes - REFERENCE_SIZE
                     continue
@@ -164,16 +164,16 @@ class ShmStream:
                 placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], reference))
                 saved += size - REFERENCE_SIZE
         except BaseException:
-            self.withdraw(placed)
+            self.withdraw(placed, begun)
             raise
         return placed, released if parts is None else parts.ended, saved
 
     def _announce(self, segment: SharedSegment) -> bool:
         with self._lock:
             if not segment.announced and not self._closed:
-                slot = segment.slot
+                where = segment.number, segment.size, segment.slot
                 segment.announced = self._control.announce(
-                    control_channel.SEGMENT, segment.number, segment.size, slot, segment.fd
+                    control_channel.SEGMENT, *where, descriptors=[segment.fd]
                 )
                 if segment.announced:
                     segment.close_fd()  # only the peer needs it
@@ -204,13 +204,13 @@ class ShmStream:
         way = (_PRIVATE if several else _SHARED) | number << 8
         return REFERENCE.pack(loan.block.number, way, loan.offset, size)
 
-    def _show(self, payload: OnGpu, lend: bool, parts: Countdown | None) -> bytes:
-        """A reference to memory of a GPU. Raises RegistrationError."""
+    def _show(self, payload: OnGpu, lend: bool, parts: Countdown | None, begun: list[int]) -> bytes:
+        """A reference to memory of a GPU; see GpuShares.place. Raises RegistrationError."""
         with self._lock:
             if self._closed:
                 raise Broken("this end closed the stream")
             try:
-                return self._gpu_shares.place(payload, lend, parts)
+                return self._gpu_shares.place(payload, lend, parts, begun)
             except RegistrationError as error:
                 self.refused[error.reason] += 1
                 raise
@@ -249,18 +249,21 @@ class ShmStream:
             return None
         return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
 
-    def withdraw(self, placed: list[OutFrame]) -> None:
+    def withdraw(self, placed: list[OutFrame], begun: Sequence[int] = ()) -> None:
         """These were not queued: the connection carries the message itself, or its sender gets an error."""
+        shares = list(begun)
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 number, way, offset, _ = REFERENCE.unpack(frame[4])
                 if way & 0xFF == ON_GPU:
-                    with self._lock:
-                        self._gpu_shares.cancel(way >> 8)
+                    shares.append(way >> 8)
                 elif way & 0xFF != IN_SLOT:
                     self._lending.cancel(way >> 8)
                 elif found := self._arena.find(number, offset):
                     found[0].free(found[1])
+        with self._lock:
+            for share in shares:
+                self._gpu_shares.cancel(share)
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -400,10 +403,8 @@ class ShmStream:
         if message.kind == control_channel.GPU_WANTED:
             words = message.size.to_bytes(8, "little"), message.slot.to_bytes(8, "little")
             self._gpu_shares.want(b"".join(words))
-        elif message.kind == control_channel.GPU_BLOCK:
-            self._gpu_mappings.announced(message.number, message.size, message.slot, message.handles)
         else:
-            self._gpu_mappings.forget(message.number)
+            self._gpu_mappings.handle(message)
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
         """Reports a fatal error to the connection's owner, in the reactor's thread."""

@@ -1,4 +1,5 @@
-"""A CUDA driver without a GPU (null_cuda.c), for tests: memory of the host, and threads as streams.
+"""A CUDA driver without a GPU (null_cuda.c; null_virtual.c has memory that is mapped in pieces), for tests:
+memory of the host, and threads as streams.
 
 A device pointer is an address that the host cannot touch: a program that reads it as memory of the host ends
 there. Work is done in the order of its stream and in no other order, each copy NULL_CUDA_DELAY_US late: what
@@ -9,12 +10,12 @@ waits for a killed process goes on.
 
 Real UCX runs on it, too, if it finds it by `link`.
 
-NULL_CUDA_IPC=0: this process cannot map memory of others. NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the
-first one that this process sees. NULL_CUDA_MEMORY: bytes (1 GiB). NULL_CUDA_PINNED=0: nothing can be pinned.
-NULL_CUDA_ORDERING=0: what a card wrote is visible after a flush only. NULL_CUDA_DMABUF=0: no memory can be
-exported for cards. NULL_CUDA_UCX=1: memory that others have mapped may be freed, since UCX's mappings outlive
-their use, and an address inside an allocation has its handle. NULL_CUDA_RATE: for measurements, copies take
-their time at so many MB/s, use no processor, and copy nothing.
+NULL_CUDA_IPC=0: this process cannot map memory of others. NULL_CUDA_PIECES=0: it cannot import pieces.
+NULL_CUDA_DEVICES: GPUs (1). NULL_CUDA_FIRST: the first one that this process sees. NULL_CUDA_MEMORY: bytes
+(1 GiB). NULL_CUDA_PINNED=0: nothing can be pinned. NULL_CUDA_ORDERING=0: what a card wrote is visible after a
+flush only. NULL_CUDA_DMABUF=0: no memory can be exported for cards. NULL_CUDA_UCX=1: memory that others have
+mapped may be freed, since UCX's mappings outlive their use, and an address in an allocation has its handle.
+NULL_CUDA_RATE: for measurements, copies take their time at so many MB/s, use no processor, and copy nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from tests.rdma.null_provider import ROOT, compile_c
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden")
 _SHARED = Path("/dev/shm")
 COPIES, BYTES, MAPS, CONTEXTS, FLUSHES = range(5)
@@ -34,7 +36,7 @@ COPIES, BYTES, MAPS, CONTEXTS, FLUSHES = range(5)
 
 def build() -> Path:
     """The library, compiled unless it is there. Raises `null_provider.Missing`."""
-    sources = b"".join(path.read_bytes() for path in _SOURCES)
+    sources = b"".join(path.read_bytes() for path in _SOURCES + _HEADERS)
     digest = hashlib.sha256(" ".join(_FLAGS).encode() + sources).hexdigest()[:16]
     library = ROOT / "build" / "null_cuda" / f"libnull_cuda-{digest}.so"
     if not library.exists():
@@ -73,6 +75,10 @@ class NullDriver:
         """COPIES, BYTES of copies, MAPS of other processes' memory, CONTEXTS asked for, FLUSHES of what a
         card wrote: of this process."""
         return int(self._library.null_cuda_count(what))
+
+    def pieces(self) -> int:
+        """Pieces of physical memory that this process has a handle of, or has mapped."""
+        return int(self._library.null_cuda_pieces())
 
     def fill(self, pointer: int, byte: int, nbytes: int, stream: int = 0, delay: float = 0.0) -> None:
         """A kernel that waits for `delay` seconds and writes this byte."""

@@ -1,4 +1,4 @@
-/* A CUDA driver without a GPU: see the package. Names, numbers and results are those of NVIDIA's cuda.h. */
+/* A CUDA driver without a GPU: see the package. Names, null_numbers and results are those of NVIDIA's cuda.h. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -13,21 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define API __attribute__((visibility("default")))
-#define PAGE 4096
-#define MOST_MAPPERS 60
-
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
-       INVALID_CONTEXT = 201, MAP_FAILED_ = 205, INVALID_HANDLE = 400, NOT_READY = 600, NOT_REGISTERED = 713,
-       NOT_SUPPORTED = 801 };
-
-typedef uint64_t pointer_t;
+#include "null_memory.h"
 
 /* --- what processes share: one file for each allocation and each event ------------------------------------- */
-
-struct shared_memory {                  /* the first page of an allocation's file */
-    _Atomic pid_t mappers[MOST_MAPPERS];
-};
 
 struct shared_event {
     _Atomic uint64_t recorded, completed;
@@ -39,17 +27,6 @@ struct handle {                         /* what the 64 bytes of a handle hold */
     uint64_t size;
     pid_t owner;
     int device;
-};
-
-struct allocation {
-    struct allocation *next;
-    char name[40];
-    char *address;                      /* the device pointer: the host must not touch it */
-    char *data;                         /* the same bytes, for copies of this driver */
-    struct shared_memory *shared;
-    size_t size;
-    uint64_t number;                    /* of all allocations that this process has seen */
-    int device, opened;                 /* opened: another process's, and how often */
 };
 
 struct event {
@@ -91,14 +68,14 @@ struct stream {
     pthread_t thread;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct allocation *allocations;
+pthread_mutex_t null_lock = PTHREAD_MUTEX_INITIALIZER;
+struct allocation *null_allocations;
 static struct stream *streams;
 static struct stream *default_stream;
 static int begun;
 static unsigned files;
 static size_t used;
-static uint64_t numbers;
+uint64_t null_numbers;
 static char contexts[16];               /* a context is the address of its byte */
 static char retained[16];
 static _Atomic uint64_t counted[5];     /* copies, bytes, maps, contexts, flushes */
@@ -110,7 +87,7 @@ static const char *prefix(void) {
     return name ? name : "null_cuda";
 }
 
-static long number(const char *variable, long otherwise) {
+long null_number(const char *variable, long otherwise) {
     const char *text = getenv(variable);
     return text && *text ? atol(text) : otherwise;
 }
@@ -194,10 +171,10 @@ static struct stream *make_stream(void) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_create(&stream->thread, NULL, run, stream);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&null_lock);
     stream->next = streams;
     streams = stream;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return stream;
 }
 
@@ -208,9 +185,9 @@ static void drain(struct stream *stream) {
 }
 
 static void drain_all(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&null_lock);
     struct stream *stream = streams;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     for (; stream; stream = stream->next) drain(stream);
 }
 
@@ -246,21 +223,31 @@ static void name_file(char *name) {
     snprintf(name, 40, "/%.20s-%d-%u", prefix(), getpid(), ++files);
 }
 
-static struct allocation *find(pointer_t pointer) {
-    for (struct allocation *one = allocations; one; one = one->next)
+struct allocation *null_find(pointer_t pointer) {
+    for (struct allocation *one = null_allocations; one; one = one->next)
         if (pointer >= (pointer_t)one->address && pointer < (pointer_t)one->address + one->size) return one;
     return NULL;
 }
 
 /* What the driver reads or writes there. host: it is no memory of a device. */
 static char *bytes_at(pointer_t pointer, size_t size, int *host) {
-    pthread_mutex_lock(&lock);
-    struct allocation *one = find(pointer);
-    pthread_mutex_unlock(&lock);
+    char *data = (char *)pointer;
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(pointer);
     *host = !one;
-    if (!one) return (char *)pointer;
-    return pointer + size <= (pointer_t)one->address + one->size ? one->data + (pointer - (pointer_t)one->address)
-                                                                : NULL;
+    if (one) {
+        pointer_t end = (pointer_t)one->address + one->size;
+        data = one->data + (pointer - (pointer_t)one->address);
+        int whole = !one->piece || one->accessible;
+        for (; whole && end < pointer + size; end += one->size) {   /* pieces that follow each other */
+            one = one->piece ? null_find(end) : NULL;
+            whole = one && one->piece && one->accessible;
+            if (!whole) break;
+        }
+        if (!whole) data = NULL;
+    }
+    pthread_mutex_unlock(&null_lock);
+    return data;
 }
 
 static int add(const char *name, size_t size, int device, int create, struct allocation **made) {
@@ -274,17 +261,21 @@ static int add(const char *name, size_t size, int device, int create, struct all
     one->address = address;
     one->size = size;
     one->device = device;
-    one->number = ++numbers;
-    one->next = allocations;
-    allocations = one;
+    one->number = ++null_numbers;
+    one->next = null_allocations;
+    null_allocations = one;
     *made = one;
     return SUCCESS;
 }
 
-static void drop(struct allocation *one) {
-    struct allocation **place = &allocations;
+void null_unlist(struct allocation *one) {
+    struct allocation **place = &null_allocations;
     while (*place != one) place = &(*place)->next;
     *place = one->next;
+}
+
+static void drop(struct allocation *one) {
+    null_unlist(one);
     munmap(one->shared, one->size + PAGE);
     munmap(one->address, one->size);
     free(one);
@@ -296,32 +287,32 @@ static struct range { uintptr_t begin, end; } pinned[4096];
 static int is_pinned(const char *address, size_t size) {
     uintptr_t begin = (uintptr_t)address;
     int found = 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&null_lock);
     for (int i = 0; i < 4096 && !found; i++) found = begin >= pinned[i].begin && begin + size <= pinned[i].end;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return found;
 }
 
 static int change_pinned(uintptr_t begin, uintptr_t end, uintptr_t before) {
     int answer = before ? NOT_REGISTERED : OUT_OF_MEMORY;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&null_lock);
     for (int i = 0; i < 4096 && answer; i++)
         if (pinned[i].begin == before) { pinned[i] = (struct range){begin, end}; answer = SUCCESS; }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return answer;
 }
 
-static int entered(void) { return depth ? SUCCESS : INVALID_CONTEXT; }
+int null_entered(void) { return depth ? SUCCESS : INVALID_CONTEXT; }
 
 API int cuMemAlloc_v2(pointer_t *pointer, size_t size) {
     struct allocation *made;
     char name[40];
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (!size) return INVALID_VALUE;
     size = (size + PAGE - 1) / PAGE * PAGE;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&null_lock);
     int answer = OUT_OF_MEMORY;
-    if (used + size <= (size_t)number("NULL_CUDA_MEMORY", 1L << 30)) {
+    if (used + size <= (size_t)null_number("NULL_CUDA_MEMORY", 1L << 30)) {
         name_file(name);
         answer = add(name, size, (char *)stack[depth - 1] - contexts, 1, &made);
     }
@@ -329,22 +320,22 @@ API int cuMemAlloc_v2(pointer_t *pointer, size_t size) {
         used += size;
         *pointer = (pointer_t)made->address;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return answer;
 }
 
 API int cuMemFree_v2(pointer_t pointer) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     drain_all();
-    pthread_mutex_lock(&lock);
-    struct allocation *one = find(pointer);
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(pointer);
     if (!one || one->opened || (pointer_t)one->address != pointer) {
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&null_lock);
         return INVALID_VALUE;
     }
     for (int i = 0; i < MOST_MAPPERS; i++) {
         pid_t mapper = atomic_load(&one->shared->mappers[i]);
-        if (mapper && alive(mapper) && !number("NULL_CUDA_UCX", 0)) {
+        if (mapper && alive(mapper) && !null_number("NULL_CUDA_UCX", 0)) {
             fprintf(stderr, "null_cuda: memory was freed that process %d has mapped\n", mapper);
             abort();
         }
@@ -352,15 +343,15 @@ API int cuMemFree_v2(pointer_t pointer) {
     used -= one->size;
     shm_unlink(one->name);
     drop(one);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return SUCCESS;
 }
 
 API int cuMemcpyAsync(pointer_t target, pointer_t source, size_t size, void *stream) {
     int to_host, from_host;
-    struct work work = {.kind = COPY, .size = size, .delay = number("NULL_CUDA_DELAY_US", 0),
-                        .rate = number("NULL_CUDA_RATE", 0)};
-    if (entered()) return INVALID_CONTEXT;
+    struct work work = {.kind = COPY, .size = size, .delay = null_number("NULL_CUDA_DELAY_US", 0),
+                        .rate = null_number("NULL_CUDA_RATE", 0)};
+    if (null_entered()) return INVALID_CONTEXT;
     work.target = bytes_at(target, size, &to_host);
     work.source = bytes_at(source, size, &from_host);
     if (!work.target || !work.source) return INVALID_VALUE;
@@ -373,14 +364,14 @@ API int cuMemcpyAsync(pointer_t target, pointer_t source, size_t size, void *str
 }
 
 API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (flags != 1 || !size) return INVALID_VALUE;
-    if (!number("NULL_CUDA_PINNED", 1)) return OUT_OF_MEMORY;
+    if (!null_number("NULL_CUDA_PINNED", 1)) return OUT_OF_MEMORY;
     return change_pinned((uintptr_t)address, (uintptr_t)address + size, 0);
 }
 
 API int cuMemHostUnregister(void *address) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     drain_all();
     return change_pinned(0, 0, (uintptr_t)address);
 }
@@ -408,11 +399,12 @@ API int null_cuda_peek(pointer_t source, void *target, size_t size) {
 API uint64_t null_cuda_count(int what) { return atomic_load(&counted[what]); }
 
 API int cuPointerGetAttribute(void *value, int attribute, pointer_t pointer) {
-    pthread_mutex_lock(&lock);
-    struct allocation *one = find(pointer);
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(pointer);
     struct allocation copy = one ? *one : (struct allocation){0};
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     if (!one) return INVALID_VALUE;
+    if (copy.piece && null_piece_attribute(value, attribute, &copy)) return SUCCESS;
     switch (attribute) {
     case 1: *(void **)value = &contexts[copy.device]; return SUCCESS;
     case 2: *(unsigned *)value = 2; return SUCCESS;
@@ -424,21 +416,34 @@ API int cuPointerGetAttribute(void *value, int attribute, pointer_t pointer) {
     case 11: *(pointer_t *)value = (pointer_t)copy.address; return SUCCESS;
     case 12: *(size_t *)value = copy.size; return SUCCESS;
     case 13: *(int *)value = 1; return SUCCESS;
+    case 14: *(uint64_t *)value = 0; return SUCCESS;
     case 17: *(void **)value = NULL; return SUCCESS;
     default: return INVALID_VALUE;
     }
 }
 
+API int cuMemGetAddressRange_v2(pointer_t *begin, size_t *size, pointer_t pointer) {
+    if (null_entered()) return INVALID_CONTEXT;
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(pointer);
+    if (one) {
+        if (begin) *begin = (pointer_t)one->address;
+        if (size) *size = one->size;
+    }
+    pthread_mutex_unlock(&null_lock);
+    return one ? SUCCESS : NOT_FOUND;
+}
+
 API int cuMemGetHandleForAddressRange(void *handle, pointer_t begin, size_t size, int kind, unsigned long long flags) {
     int host;
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (kind != 1 || flags || begin % PAGE || size % PAGE) return INVALID_VALUE;
     if (!bytes_at(begin, size, &host) || host) return INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    struct allocation *one = find(begin);
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(begin);
     int fd = one->opened ? -1 : shm_open(one->name, O_RDWR | O_CLOEXEC, 0);
     if (fd >= 0) lseek(fd, PAGE + (begin - (pointer_t)one->address), SEEK_SET);  /* where the range begins */
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     *(int *)handle = fd;
     return fd < 0 ? NOT_SUPPORTED : SUCCESS;
 }
@@ -447,18 +452,18 @@ API int cuMemGetHandleForAddressRange(void *handle, pointer_t begin, size_t size
 
 API int cuIpcGetMemHandle(struct handle *handle, pointer_t pointer) {
     int answer = INVALID_VALUE;
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     memset(handle, 0, 64);
-    pthread_mutex_lock(&lock);
-    struct allocation *one = find(pointer);
-    if (one && !one->opened && ((pointer_t)one->address == pointer || number("NULL_CUDA_UCX", 0))) {
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(pointer);
+    if (one && !one->opened && ((pointer_t)one->address == pointer || null_number("NULL_CUDA_UCX", 0))) {
         strcpy(handle->name, one->name);
         handle->size = one->size;
         handle->owner = getpid();
         handle->device = one->device;
         answer = SUCCESS;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return answer;
 }
 
@@ -468,12 +473,12 @@ API int cuIpcOpenMemHandle_v2(pointer_t *pointer, struct ipc given, unsigned fla
     struct handle *handle = &given.handle;
     struct allocation *one;
     int answer = SUCCESS;
-    if (entered() || handle->owner == getpid()) return INVALID_CONTEXT;
-    if (!number("NULL_CUDA_IPC", 1)) return MAP_FAILED_;
+    if (null_entered() || handle->owner == getpid()) return INVALID_CONTEXT;
+    if (!null_number("NULL_CUDA_IPC", 1)) return MAP_FAILED_;
     if (flags != 1) return INVALID_VALUE;
     if (strncmp(handle->name + 1, prefix(), strlen(prefix()))) return INVALID_HANDLE;
-    pthread_mutex_lock(&lock);
-    for (one = allocations; one && strcmp(one->name, handle->name); one = one->next) {}
+    pthread_mutex_lock(&null_lock);
+    for (one = null_allocations; one && strcmp(one->name, handle->name); one = one->next) {}
     if (!one) answer = add(handle->name, handle->size, (char *)stack[depth - 1] - contexts, 0, &one);
     if (!answer) {
         if (!one->opened++) {
@@ -486,17 +491,17 @@ API int cuIpcOpenMemHandle_v2(pointer_t *pointer, struct ipc given, unsigned fla
         }
         *pointer = (pointer_t)one->address;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return answer;
 }
 
 API int cuIpcCloseMemHandle(pointer_t pointer) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     drain_all();
-    pthread_mutex_lock(&lock);
-    struct allocation *one = find(pointer);
+    pthread_mutex_lock(&null_lock);
+    struct allocation *one = null_find(pointer);
     if (!one || !one->opened) {
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&null_lock);
         return INVALID_VALUE;
     }
     if (!--one->opened) {
@@ -506,7 +511,7 @@ API int cuIpcCloseMemHandle(pointer_t pointer) {
         }
         drop(one);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     return SUCCESS;
 }
 
@@ -514,12 +519,12 @@ API int cuIpcCloseMemHandle(pointer_t pointer) {
 
 API int cuEventCreate(struct event **made, unsigned flags) {
     struct event *event = calloc(1, sizeof *event);
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (flags & ~7u || (flags & 4 && !(flags & 2))) return INVALID_VALUE;
     if (flags & 4) {
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&null_lock);
         name_file(event->name);
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&null_lock);
         event->shared = open_file(event->name, sizeof *event->shared, 1);
     } else
         event->shared = calloc(1, sizeof *event->shared);
@@ -532,7 +537,7 @@ API int cuEventCreate(struct event **made, unsigned flags) {
 
 API int cuIpcGetEventHandle(struct handle *handle, struct event *event) {
     memset(handle, 0, 64);
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (!event->name[0]) return INVALID_HANDLE;
     strcpy(handle->name, event->name);
     handle->owner = getpid();
@@ -540,7 +545,7 @@ API int cuIpcGetEventHandle(struct handle *handle, struct event *event) {
 }
 
 API int cuIpcOpenEventHandle(struct event **made, struct ipc given) {
-    if (entered() || given.handle.owner == getpid()) return INVALID_CONTEXT;
+    if (null_entered() || given.handle.owner == getpid()) return INVALID_CONTEXT;
     if (strncmp(given.handle.name + 1, prefix(), strlen(prefix()))) return INVALID_HANDLE;
     struct event *event = calloc(1, sizeof *event);
     event->shared = open_file(given.handle.name, sizeof *event->shared, 0);
@@ -551,14 +556,14 @@ API int cuIpcOpenEventHandle(struct event **made, struct ipc given) {
 }
 
 API int cuEventDestroy_v2(struct event *event) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (event->mine && event->name[0]) shm_unlink(event->name);
     free(event);                        /* work may still use what is shared: it stays */
     return SUCCESS;
 }
 
 API int cuEventRecord(struct event *event, void *stream) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     submit(stream_of(stream), (struct work){.kind = RECORD, .event = event->shared,
                                             .moment = atomic_fetch_add(&event->shared->recorded, 1) + 1});
     return SUCCESS;
@@ -568,9 +573,9 @@ API int cuCtxRecordEvent(void *context, struct event *event) {
     int count = 0;
     if (context < (void *)contexts || context >= (void *)(contexts + sizeof contexts)) return INVALID_CONTEXT;
     stream_of(NULL);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&null_lock);
     struct stream *first = streams;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&null_lock);
     for (struct stream *one = first; one; one = one->next) count++;
     struct group *group = calloc(1, sizeof *group);
     atomic_store(&group->left, count);
@@ -593,7 +598,7 @@ API int cuEventSynchronize(struct event *event) {
 }
 
 API int cuStreamWaitEvent(void *stream, struct event *event, unsigned flags) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (flags) return INVALID_VALUE;
     submit(stream_of(stream), (struct work){.kind = WAIT, .event = event->shared,
                                             .moment = atomic_load(&event->shared->recorded)});
@@ -603,7 +608,7 @@ API int cuStreamWaitEvent(void *stream, struct event *event, unsigned flags) {
 /* --- streams, devices, contexts ----------------------------------------------------------------------------- */
 
 API int cuStreamCreate(struct stream **stream, unsigned flags) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (flags & ~1u) return INVALID_VALUE;
     *stream = make_stream();
     return SUCCESS;
@@ -611,13 +616,13 @@ API int cuStreamCreate(struct stream **stream, unsigned flags) {
 
 /* Stays in the list: others may look through it. */
 API int cuStreamDestroy_v2(struct stream *stream) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     drain(stream);
     return SUCCESS;
 }
 
 API int cuStreamAddCallback(void *stream, callback_t *call, void *argument, unsigned flags) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (flags) return INVALID_VALUE;
     submit(stream_of(stream), (struct work){.kind = CALL, .call = call, .stream = stream, .argument = argument});
     return SUCCESS;
@@ -626,14 +631,14 @@ API int cuStreamAddCallback(void *stream, callback_t *call, void *argument, unsi
 API int cuStreamSynchronize(void *stream) { drain(stream_of(stream)); return SUCCESS; }
 
 API int cuCtxSynchronize(void) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     drain_all();
     return SUCCESS;
 }
 
 API int cuInit(unsigned flags) {
     begun = 1;
-    return flags ? INVALID_VALUE : number("NULL_CUDA_DEVICES", 1) ? SUCCESS : NO_DEVICE;
+    return flags ? INVALID_VALUE : null_number("NULL_CUDA_DEVICES", 1) ? SUCCESS : NO_DEVICE;
 }
 
 API int cuDriverGetVersion(int *version) { *version = 12090; return SUCCESS; }
@@ -654,7 +659,7 @@ API int cuGetErrorName(int code, const char **name) {
 
 /* NULL_CUDA_DEVICES GPUs, of which NULL_CUDA_FIRST is the first that this process sees. */
 API int cuDeviceGetCount(int *count) {
-    *count = number("NULL_CUDA_DEVICES", 1) - number("NULL_CUDA_FIRST", 0);
+    *count = null_number("NULL_CUDA_DEVICES", 1) - null_number("NULL_CUDA_FIRST", 0);
     return SUCCESS;
 }
 
@@ -668,7 +673,7 @@ API int cuDeviceGet(int *handle, int index) {
 
 API int cuDeviceGetUuid_v2(char *uuid, int handle) {
     memset(uuid, 0, 16);
-    snprintf(uuid, 16, "null-gpu-%ld", handle + number("NULL_CUDA_FIRST", 0));
+    snprintf(uuid, 16, "null-gpu-%ld", handle + null_number("NULL_CUDA_FIRST", 0));
     return SUCCESS;
 }
 
@@ -680,8 +685,8 @@ API int cuDeviceGetAttribute(int *value, int attribute, int handle) {
     case 75: *value = 9; return SUCCESS;
     case 76: *value = 0; return SUCCESS;
     case 117: *value = 1; return SUCCESS;
-    case 118: *value = (int)number("NULL_CUDA_ORDERING", 100); return SUCCESS;
-    case 124: *value = (int)number("NULL_CUDA_DMABUF", 1); return SUCCESS;
+    case 118: *value = (int)null_number("NULL_CUDA_ORDERING", 100); return SUCCESS;
+    case 124: *value = (int)null_number("NULL_CUDA_DMABUF", 1); return SUCCESS;
     default: return INVALID_VALUE;
     }
 }
@@ -706,13 +711,13 @@ API int cuCtxGetCurrent(void **context) {
 }
 
 API int cuCtxGetDevice(int *handle) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     *handle = (int)((char *)stack[depth - 1] - contexts);
     return SUCCESS;
 }
 
 API int cuFlushGPUDirectRDMAWrites(int target, int scope) {
-    if (entered()) return INVALID_CONTEXT;
+    if (null_entered()) return INVALID_CONTEXT;
     if (target || scope != 100) return INVALID_VALUE;
     atomic_fetch_add(&counted[4], 1);
     return SUCCESS;
@@ -732,6 +737,6 @@ API int cuCtxPopCurrent_v2(void **context) {
 }
 
 __attribute__((destructor)) static void end(void) {
-    for (struct allocation *one = allocations; one; one = one->next)
+    for (struct allocation *one = null_allocations; one; one = one->next)
         if (!one->opened) shm_unlink(one->name);
 }

@@ -64,17 +64,6 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int handle) {
 
 API int cuGetErrorString(int code, const char **text) { return cuGetErrorName(code, text); }
 
-API int cuMemGetAddressRange_v2(pointer_t *begin, size_t *size, pointer_t pointer) {
-    pointer_t first;
-    size_t bytes;
-    int error = cuPointerGetAttribute(&first, 11, pointer);
-    if (!error) error = cuPointerGetAttribute(&bytes, 12, pointer);
-    if (error) return error;
-    if (begin) *begin = first;
-    if (size) *size = bytes;
-    return SUCCESS;
-}
-
 API int cuMemcpyDtoDAsync_v2(pointer_t target, pointer_t source, size_t size, void *stream) {
     return cuMemcpyAsync(target, source, size, stream);
 }
@@ -103,33 +92,18 @@ API int cuPointerSetAttribute(const void *value, int attribute, pointer_t pointe
     return SUCCESS;
 }
 
-API int cuMemRetainAllocationHandle(void *handle, void *pointer) {
-    (void)handle, (void)pointer;
-    return INVALID_VALUE;               /* it was not mapped by hand */
-}
-
 API int cuMemRangeGetAttribute(void *value, size_t size, int attribute, pointer_t pointer, size_t count) {
     (void)value, (void)size, (void)attribute, (void)pointer, (void)count;
     return INVALID_VALUE;
 }
 
-/* What is not there: memory that is mapped by hand, and memory pools. */
+/* What is not there: managed memory and memory pools. */
 #define MISSING(name) API int name(void) { return NOT_SUPPORTED; }
-MISSING(cuMemAddressFree)
-MISSING(cuMemAddressReserve)
 MISSING(cuMemAllocManaged)
-MISSING(cuMemCreate)
-MISSING(cuMemExportToShareableHandle)
-MISSING(cuMemGetAllocationGranularity)
 MISSING(cuMemGetAllocationPropertiesFromHandle)
-MISSING(cuMemImportFromShareableHandle)
-MISSING(cuMemMap)
 MISSING(cuMemPoolDestroy)
 MISSING(cuMemPoolExportPointer)
 MISSING(cuMemPoolExportToShareableHandle)
 MISSING(cuMemPoolImportFromShareableHandle)
 MISSING(cuMemPoolImportPointer)
 MISSING(cuMemPoolSetAccess)
-MISSING(cuMemRelease)
-MISSING(cuMemSetAccess)
-MISSING(cuMemUnmap)

@@ -10,3 +10,6 @@ cdef class GpuContext:
 cdef class GpuEvent:
     cdef GpuContext owner
     cdef void* event
+
+
+cdef void leave() noexcept

@@ -12,6 +12,9 @@ cdef enum:
     CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1
     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX = 0
     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER = 100
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
+    CU_MEM_LOCATION_TYPE_DEVICE = 1
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
@@ -19,6 +22,11 @@ cdef enum:
 
 cdef struct ipc_handle_t:
     char reserved[HANDLE_SIZE]
+
+cdef struct access_t:                   # CUmemAccessDesc
+    int location_type
+    int location_id
+    int flags
 
 cdef struct cuda_t:
     int (*cuInit)(unsigned int) noexcept nogil
@@ -54,6 +62,16 @@ cdef struct cuda_t:
     int (*cuIpcCloseMemHandle)(uint64_t) noexcept nogil
     int (*cuIpcGetEventHandle)(ipc_handle_t*, void*) noexcept nogil
     int (*cuIpcOpenEventHandle)(void**, ipc_handle_t) noexcept nogil
+    int (*cuMemGetAddressRange_v2)(uint64_t*, size_t*, uint64_t) noexcept nogil
+    int (*cuMemRetainAllocationHandle)(uint64_t*, void*) noexcept nogil
+    int (*cuMemExportToShareableHandle)(void*, uint64_t, int, unsigned long long) noexcept nogil
+    int (*cuMemImportFromShareableHandle)(uint64_t*, void*, int) noexcept nogil
+    int (*cuMemRelease)(uint64_t) noexcept nogil
+    int (*cuMemAddressReserve)(uint64_t*, size_t, size_t, uint64_t, unsigned long long) noexcept nogil
+    int (*cuMemAddressFree)(uint64_t, size_t) noexcept nogil
+    int (*cuMemMap)(uint64_t, size_t, size_t, uint64_t, unsigned long long) noexcept nogil
+    int (*cuMemUnmap)(uint64_t, size_t) noexcept nogil
+    int (*cuMemSetAccess)(uint64_t, size_t, const access_t*, size_t) noexcept nogil
     # in newer drivers only; NULL elsewhere
     int (*cuCtxRecordEvent)(void*, void*) noexcept nogil
     int (*cuMemGetHandleForAddressRange)(void*, uint64_t, size_t, int, unsigned long long) noexcept nogil

@@ -1,0 +1,307 @@
+"""Tensors in memory that was mapped piece by piece, lent to a peer, on a driver without a GPU. Never ran on a
+GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda.test_mapped import HEAD, SLOW, TAIL
+
+HEAD += """
+from tests.cuda.null_driver.segment import PIECE, Segment
+"""
+
+
+def test_pieces_are_lent_without_a_copy(run):
+    """A tensor that begins inside one piece and ends inside another; the receiver writes to it."""
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(6)
+    part = segment.part(1000, 4 * PIECE)
+    end.null.fill(segment.pointer, 1, segment.nbytes)
+    end.fill(part, 7, delay=0.05)
+    tracker = end.socket.send_tensor(part, copy=False)
+    end.hear()
+    assert not tracker.done
+    assert end.bytes_of(part) == {9}, "the receiver wrote there"
+    assert end.bytes_of(segment.part(0, 1000)) == {1}
+    end.tell()
+    tracker.wait(PATIENCE)
+    assert end.null.count(BYTES) == part.nbytes + 1000, "of `bytes_of`: nothing was copied"
+    assert end.socket.peers()[0].gpu.startswith("mapped")
+    segment.close()
+    assert end.null.pieces() == 0
+
+def receive(end):
+    end.want()
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    assert end.null.pieces() == 5
+    assert end.bytes_of(tensor) == {7}
+    end.null.fill(tensor.__cuda_array_interface__["data"][0], 9, tensor.nbytes)
+    end.context.synchronize(0)
+    end.tell()
+    end.hear()
+    del tensor
+    until(lambda: end.null.pieces() == 0)
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_more_pieces_than_one_message_has(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(100)
+    before = len(os.listdir("/proc/self/fd"))
+    for byte in (1, 2):
+        end.null.fill(segment.pointer, byte, segment.nbytes)
+        end.socket.send_tensor(segment.part(0, segment.nbytes), copy=False).wait(PATIENCE)
+    assert len(os.listdir("/proc/self/fd")) == before
+    segment.close()
+
+def receive(end):
+    end.want()
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {1}
+    before = len(os.listdir("/proc/self/fd"))
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {2}
+    until(lambda: end.null.pieces() == 0)
+    assert len(os.listdir("/proc/self/fd")) <= before
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_pieces_of_which_some_are_new(run):
+    """What is at an address may be other memory when the next tensor there is sent."""
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(3)
+    for byte in range(1, 6):
+        end.null.fill(segment.pointer, byte, segment.nbytes)
+        end.socket.send_tensor(segment.part(0, segment.nbytes), copy=False).wait(PATIENCE)
+        segment.unmap(1)
+        segment.map(1)
+    segment.close()
+
+def receive(end):
+    end.want()
+    for byte in range(1, 6):
+        assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {byte}
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_a_dict_of_parts_of_one_segment(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(8)
+    parts = {str(number): segment.part(number * PIECE // 2, PIECE // 2) for number in range(16)}
+    for name, part in parts.items():
+        end.fill(part, int(name))
+    tracker = end.socket.send_tensors(parts, copy=False)
+    end.hear()
+    tracker.wait(PATIENCE)
+    assert end.null.count(BYTES) == 0
+    segment.close()
+
+def receive(end):
+    end.want()
+    found, _ = end.socket.recv_tensors(device="cuda:0")
+    assert {name: end.bytes_of(one) for name, one in found.items()} == {str(n): {n} for n in range(16)}
+    del found
+    end.tell()
+    until(lambda: end.null.pieces() == 0)
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_what_cannot_be_exported_is_copied_on_the_gpu(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(2, exportable=False)
+    part = segment.part(0, segment.nbytes)
+    end.fill(part, 3)
+    tracker = end.socket.send_tensor(part, copy=False)
+    end.hear()
+    assert end.null.count(BYTES) == part.nbytes, "one copy on the GPU"
+    assert end.socket.peers()[0].gpu.startswith("mapped")
+    segment.close()
+
+def receive(end):
+    end.want()
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {3}
+    end.tell()
+"""
+    run(HEAD + program + TAIL)
+
+
+def test_without_copy_false_it_is_a_copy(run):
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(2)
+    part = segment.part(100, PIECE)
+    end.fill(part, 3)
+    end.socket.send_tensor(part)
+    end.fill(part, 4)
+    end.hear()
+    assert end.null.count(BYTES) == part.nbytes
+    segment.close()
+
+def receive(end):
+    end.want()
+    assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {3}
+    assert end.null.pieces() == 0
+    end.tell()
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
+def test_pieces_that_cannot_be_imported(run):
+    """The error says what to do."""
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(2)
+    tracker = end.socket.send_tensor(segment.part(0, segment.nbytes), copy=False)
+    end.hear()
+    assert not tracker.done
+    segment.close()  # its memory is the tensor's, which the tracker keeps; the driver needs nothing of it
+
+def receive(end):
+    end.want()
+    for _ in range(2):
+        try:
+            end.socket.recv_tensor(device="cuda:0")
+        except DeviceError as error:
+            assert "cannot be imported" in str(error) and "copy=False" in error.hint, str(error)
+        else:
+            raise AssertionError("it was received")
+    end.tell()
+
+if __name__ == "__main__":
+    both(send, receive, NULL_CUDA_PIECES="0")
+"""
+    run(HEAD + program)
+
+
+def test_a_peer_in_the_same_process(run):
+    program = """
+from tests.cuda.null_driver import NullDriver
+
+with transfer.Context() as one, transfer.Context() as other:
+    with one.socket(transfer.PUSH) as push, other.socket(transfer.PULL) as pull:
+        push.sndtimeo = pull.rcvtimeo = 10000
+        pull.bind("tcp://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
+        push.wait_for_peers(1, timeout=10)
+        end, far = End(push, None), End(pull, None)
+        far.want()
+        end.until_wanted()
+        segment = Segment(3)
+        part = segment.part(0, segment.nbytes)
+        end.fill(part, 6)
+        tracker = push.send_tensor(part, copy=False)
+        tensor = pull.recv_tensor(device="cuda:0")
+        assert tensor.__cuda_array_interface__["data"][0] == part.pointer
+        assert end.bytes_of(tensor) == {6}
+        del tensor
+        tracker.wait(10)
+        assert end.null.pieces() == 3
+        segment.close()
+"""
+    run(HEAD + program)
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_a_killed_process(run, who):
+    """The receiver's end gives the memory back. The sender's end leaves the receiver its mapping."""
+    program = """
+WHO = sys.argv[1]
+
+def send(end):
+    end.until_wanted()
+    segment = Segment(3)
+    part = segment.part(0, segment.nbytes)
+    end.fill(part, 5)
+    tracker = end.socket.send_tensor(part, copy=False)
+    end.hear()
+    if WHO == "receiver":
+        os.kill(end.receiver, signal.SIGKILL)
+        try:
+            tracker.wait(PATIENCE)
+        except Broken:
+            pass
+        segment.close()
+        assert end.null.pieces() == 0
+    else:
+        end.tell()
+
+def receive(end):
+    end.want()
+    tensor = end.socket.recv_tensor(device="cuda:0")
+    end.tell()
+    if WHO == "receiver":
+        time.sleep(60)
+    end.hear()
+    assert end.bytes_of(tensor) == {5}
+
+if __name__ == "__main__":
+    both(send, receive, status=-signal.SIGKILL if WHO == "receiver" else 0)
+"""
+    run(HEAD + program, who)
+
+
+def test_interrupts_leave_nothing_open(run):
+    """A signal handler raises anywhere in a send: the tensor comes whole or not, and no descriptor stays."""
+    program = """
+class Interrupt(Exception):
+    pass
+
+def interrupt(number, frame):
+    raise Interrupt
+
+def send(end):
+    end.until_wanted()
+    segment = Segment(40)
+    part = segment.part(0, segment.nbytes)
+    end.fill(part, 5)
+    end.context.synchronize(0)
+    end.socket.send_tensor(part, copy=False).wait(PATIENCE)
+    before = len(os.listdir("/proc/self/fd"))
+    signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    for number in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0001 + number * 0.00001)
+            end.socket.send_tensor(part, copy=False)
+            time.sleep(0.01)
+        except Interrupt:
+            interrupted += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    end.socket.send_tensor(numpy.ones(1))
+    sent = end.hear()
+    assert interrupted > 250, interrupted
+    assert sent > 10, sent
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    segment.close()
+    until(lambda: end.null.pieces() == 0)
+
+def receive(end):
+    end.want()
+    count = 0
+    while True:
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        if tensor.shape == (1,):
+            break
+        pointer = tensor.__cuda_array_interface__["data"][0]
+        assert end.null.peek(pointer, 3) + end.null.peek(pointer + tensor.nbytes - 3, 3) == bytes([5] * 6)
+        count += 1
+        del tensor
+    until(lambda: end.null.pieces() == 0)
+    end.tell(count)
+"""
+    run(HEAD + program + TAIL)

@@ -1,0 +1,135 @@
+"""Memory of a GPU that a peer may map: blocks of our own, and memory of tensors.
+
+| block | memory | the peer maps it by |
+|---|---|---|
+| TriedBlock | our own, small | a handle of the allocation, to find out whether it can |
+| GpuBlock | our own | a handle of the allocation, for many payloads |
+| LentAllocation | a tensor's, of cudaMalloc | a handle of the allocation, for one payload |
+| LentPieces | a tensor's, mapped piece by piece | a descriptor of each piece, for one payload |
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import ClassVar
+
+from transfer.transports import cuda, gpu
+from transfer.transports.shm import control_channel
+from transfer.transports.shm.control_channel import ControlChannel
+
+#: the blocks of this process by their handles, which a peer in the same process cannot use
+own_blocks: weakref.WeakValueDictionary[bytes, GpuBlock] = weakref.WeakValueDictionary()
+#: bytes of the block that a peer tries to map; payloads are larger
+_TRIED = 4096
+
+
+class GpuBlock:
+    """An allocation of a GPU, and the event after which its payload is there. Raises DeviceError."""
+
+    how: ClassVar = control_channel.KEPT
+    is_lent: ClassVar = False
+
+    def __init__(self, driver: cuda.Cuda, number: int, index: int, nbytes: int) -> None:
+        from transfer.transports.core.native.cuda import GpuEvent
+
+        self.number, self.size = number, nbytes
+        self.context = driver.context(index)
+        self.uuid: bytes = driver.uuid(index)
+        self.ready = GpuEvent(self.context, shared=True)
+        self.pointer: int = self._memory(nbytes)
+        #: the peer has its handle
+        self.announced = False
+        #: lent memory that a peer may have mapped until this process ends
+        self.kept = False
+
+    def _memory(self, nbytes: int) -> int:
+        pointer: int = self.context.allocate(nbytes)
+        return pointer
+
+    def _handle(self) -> bytes:
+        handle: bytes = self.context.export(self.pointer)
+        return handle
+
+    def announce(self, control: ControlChannel) -> bool:
+        """Tells the peer its handles. False: the peer has not read earlier messages, or is gone. Raises
+        DeviceError."""
+        handles = bytes(self.uuid + self._handle() + self.ready.handle)
+        own_blocks[handles] = self
+        self.announced = control.announce(
+            control_channel.GPU_BLOCK, self.number, self.size, self.how, handles
+        )
+        return self.announced
+
+    def free(self) -> None:
+        """The peer has not mapped it. Idempotent."""
+        pointer, self.pointer = self.pointer, 0
+        if pointer:
+            self.context.free(pointer)
+
+
+class TriedBlock(GpuBlock):
+    """A small one, which the peer maps and unmaps at once."""
+
+    how = control_channel.TRY
+
+    def __init__(self, driver: cuda.Cuda, number: int, index: int) -> None:
+        super().__init__(driver, number, index, _TRIED)
+
+
+class LentAllocation(GpuBlock):
+    """The allocation that has a tensor. begin: its first address."""
+
+    how = control_channel.LENT
+    is_lent = True
+
+    def __init__(self, driver: cuda.Cuda, number: int, index: int, begin: int, nbytes: int) -> None:
+        self._begin = begin
+        super().__init__(driver, number, index, nbytes)
+
+    def _memory(self, nbytes: int) -> int:
+        return self._begin
+
+    def free(self) -> None:
+        """It is the tensor's."""
+        self.pointer = 0
+
+
+class LentPieces(LentAllocation):
+    """The pieces that have a tensor. pieces: (first address, bytes) of each."""
+
+    how = control_channel.PIECES
+
+    def __init__(self, driver: cuda.Cuda, number: int, index: int, pieces: list[tuple[int, int]]) -> None:
+        self._pieces = pieces
+        super().__init__(driver, number, index, pieces[0][0], sum(size for _, size in pieces))
+
+    def _handle(self) -> bytes:
+        return bytes(control_channel.HANDLE)
+
+    def announce(self, control: ControlChannel) -> bool:
+        most = control_channel.MOST_DESCRIPTORS
+        for first in range(0, len(self._pieces), most):
+            if not self._export(control, self._pieces[first : first + most]):
+                return False
+        return super().announce(control)
+
+    def _export(self, control: ControlChannel, pieces: list[tuple[int, int]]) -> bool:
+        from transfer.transports.core.native.gpu_pieces import ExportedPieces
+
+        exported = ExportedPieces(self.context, [address for address, _ in pieces])
+        sizes = b"".join(size.to_bytes(8, "little") for _, size in pieces)
+        kind = control_channel.GPU_PIECES
+        return control.announce(kind, self.number, 0, 0, self.uuid + sizes, exported.descriptors)
+
+
+def lent_block(driver: cuda.Cuda, number: int, payload: gpu.OnGpu) -> LentAllocation | None:
+    """The tensor's own memory, or None: only a copy of it can be mapped. Raises DeviceError."""
+    attributes = driver.attributes(payload.pointer)
+    if attributes.get(gpu.IS_LEGACY_IPC_CAPABLE):
+        begin, size = driver.range_of(payload.pointer)
+        if begin and payload.pointer + payload.nbytes <= begin + size:
+            return LentAllocation(driver, number, payload.index, begin, size)
+    elif gpu.is_exported_by_pieces(attributes):
+        pieces = driver.pieces(payload.index, payload.pointer, payload.nbytes)
+        return LentPieces(driver, number, payload.index, pieces)
+    return None
