@@ -48,6 +48,31 @@ def receive(end):
     run(HEAD + program + TAIL, **SLOW)
 
 
+def test_they_are_unmapped_after_the_receivers_work(run):
+    """The receiver deletes the tensor while its kernel still waits to write there: an unmap then ends it."""
+    program = """
+def send(end):
+    end.until_wanted()
+    segment = Segment(3)
+    part = segment.part(0, segment.nbytes)
+    for byte in range(1, 6):
+        end.fill(part, byte)
+        end.socket.send_tensor(part, copy=False).wait(PATIENCE)
+        assert end.bytes_of(part) == {byte + 100}
+    segment.close()
+
+def receive(end):
+    end.want()
+    for byte in range(1, 6):
+        tensor = end.socket.recv_tensor(device="cuda:0")
+        assert end.bytes_of(tensor) == {byte}
+        pointer = tensor.__cuda_array_interface__["data"][0]
+        end.null.fill(pointer, byte + 100, tensor.nbytes, delay=0.05)
+        del tensor
+"""
+    run(HEAD + program + TAIL, **SLOW)
+
+
 def test_more_pieces_than_one_message_has(run):
     program = """
 def send(end):
