@@ -63,6 +63,7 @@ API int cuMemCreate(handle_t *handle, size_t size, const struct properties *want
     char name[40];
     if (flags || !size || size % GRANULE || wanted->type != PINNED || wanted->location.type != DEVICE)
         return INVALID_VALUE;
+    if (wanted->handle_types & ~POSIX_FD) return NOT_SUPPORTED;     /* fabric handles */
     snprintf(name, sizeof name, NAME "%ld", wanted->location.id + null_number("NULL_CUDA_FIRST", 0));
     int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, size)) return OUT_OF_MEMORY;
