@@ -146,9 +146,12 @@ def _peermem() -> str:
 class GpuMemory:
     """An allocation that is freed with this object, which waits for the GPU's work. Raises DeviceError."""
 
+    pointer: int
+
     def __init__(self, context: Any, nbytes: int) -> None:
         self.context = context
-        self.pointer: int = context.allocate(max(1, nbytes))
+        # `map`: a signal handler that raised after the call would lose the memory.
+        [self.pointer] = map(context.allocate, (max(1, nbytes),))
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", 0)

@@ -143,6 +143,10 @@ class OnGpu:
 
 #: of Capabilities.host_only
 NOT_ASKED: Final = "not every peer has asked for memory of a GPU by device= or out=, or one cannot map it"
+_OTHER_GPU: Final = (
+    "not every peer has asked for memory of this GPU by device= or out=, but of another one (does "
+    "CUDA_VISIBLE_DEVICES differ?)"
+)
 VIRTUAL_WARNING: Final = (
     "GPU memory of PyTorch's expandable segments cannot be registered in one piece and is copied through "
     "the host, which may be hundreds of times slower: unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, "
@@ -163,7 +167,7 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     if memory.uuid and memory.uuid in can.maps_gpus:
         return Way(GpuRoute.MAPPED, "every peer maps memory of this GPU")
     if not (can.device_memory or can.registers_memory):
-        return Way(GpuRoute.STAGING, "not every peer has asked for memory of this GPU by device= or out=")
+        return Way(GpuRoute.STAGING, _OTHER_GPU)
     if memory.virtual or (memory.virtual is None and machine.expandable):
         known = "it is" if memory.virtual else "it may be, by PYTORCH_CUDA_ALLOC_CONF,"
         return Way(GpuRoute.STAGING, f"{known} mapped piece by piece (expandable segments)", VIRTUAL_WARNING)
@@ -271,6 +275,11 @@ def is_exported_by_pieces(attributes: Mapping[int, int]) -> bool:
     """
     types = attributes.get(ALLOWED_HANDLE_TYPES, 0)
     return is_virtual(attributes) is True and bool(types & _POSIX_FILE_DESCRIPTOR)
+
+
+def can_be_lent(attributes: Mapping[int, int]) -> bool:
+    """From the same results: whether other processes can map this memory itself, and not only a copy."""
+    return bool(attributes.get(IS_LEGACY_IPC_CAPABLE)) or is_exported_by_pieces(attributes)
 
 
 def peermem_missing(modules: str) -> str:

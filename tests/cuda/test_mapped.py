@@ -1183,7 +1183,7 @@ from transfer.tensors.gpu_builders import gpu_builder
 
 with transfer.Context() as context, context.socket(transfer.PULL) as pull:
     for arguments, text in (
-        ({"device": "cuda:7"}, "one of the 1 GPUs"),
+        ({"device": "cuda:7"}, "which has 1"),
         ({"device": "cuda:0", "out": numpy.zeros(3)}, "out= says where"),
     ):
         try:

@@ -187,16 +187,14 @@ class Local:
 
 
 def _announce(passing: socket.socket, rng: random.Random) -> None:
-    kind = rng.randrange(1, 12) if rng.random() < 0.95 else rng.randrange(256)
+    kind = rng.randrange(1, 13) if rng.random() < 0.95 else rng.randrange(256)
     size = rng.choice((0, 4096, 65536, 100_000, 1 << 40, number(rng, 64)))
     slot = rng.choice((0, 4096, 65536, number(rng, 64)))
     said = control_channel._LAYOUT.pack(kind, rng.choice((0, 1, 2, number(rng, 32))), size, slot)
     if kind == control_channel.GPU_BLOCK:
         said += rng.randbytes(control_channel.GPU_HANDLES)
     elif kind == control_channel.GPU_PIECES:
-        said += bytes(control_channel.UUID) + number(rng, 64).to_bytes(8, "little") * rng.choice(
-            (1, 1, 2, 5, 40)
-        )
+        said += number(rng, 64).to_bytes(8, "little") * rng.choice((0, 1, 1, 2, 5, 40))
     if rng.random() < 0.05:
         said = damaged(rng, said)
     passes = kind in (control_channel.SEGMENT, control_channel.BLOCK, control_channel.GPU_PIECES)

@@ -21,6 +21,8 @@ FUZZ = (
 SHM = ("tests/shm",)
 #: on the null provider
 RDMA = tuple(f"tests/rdma/test_{name}.py" for name in ("stream", "faults", "device_events", "sockets"))
+#: on the null driver
+CUDA = ("tests/cuda",)
 
 #: of each sanitizer: what pytest is asked for, by group
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -30,6 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "faults": (*FAULTS, f"--deselect={RESIDENT}"),
         "fuzz": FUZZ,
         "rdma": RDMA,
+        "cuda": CUDA,
     },
     "tsan": {
         "core": (*CORE, f"--ignore={COPIES}"),
@@ -38,6 +41,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "faults": FAULTS[2:],
         "shm": SHM,
         "rdma": RDMA,
+        "cuda": CUDA,
     },
 }
 #: those of `make test-asan` and `make test-tsan`

@@ -61,7 +61,11 @@ class Tracker:
         """
         timeout = seconds(timeout)
         if not self._changed.wait_for(lambda: self.done or self._kept is not None, timeout):
-            raise Again(f"the message is still in flight after {timeout} s")
+            raise Again(
+                f"the memory is still in use after {timeout} s",
+                hint="is the message received? what was lent to a peer on this host is in use until it is "
+                "deleted there",
+            )
         if self._kept is not None:
             raise unraised(self._kept)
         if self._error is not None:

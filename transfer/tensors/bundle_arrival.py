@@ -18,7 +18,7 @@ from transfer.tensors.receive import (
     gpu_for,
     may_be_delimiter,
     no_tensor,
-    note_arrival,
+    note_arrivals,
 )
 from transfer.tensors.target import Target, gpu_of
 from transfer.transports.errors import ProtocolError, TensorMismatch
@@ -43,9 +43,8 @@ def receive_bundle(
     except TensorMismatch:
         socket._unreceive(frames)
         raise
-    if on_gpu and len(frames) > 1:
-        largest = max((frame.data for frame in frames[1:]), key=len)
-        note_arrival(socket, largest, len(largest))
+    if on_gpu:
+        note_arrivals(socket, frames[1:])
     return made
 
 

@@ -113,7 +113,7 @@ def _export(array: Any) -> tuple[int, bytes, Flat | None]:
     if interface.get("mask") is not None:
         raise NotATensor(f"{type(array).__name__} has a mask")
     if interface.get("strides") is not None and not _is_dense(interface, itemsize):
-        raise NotATensor(f"{type(array).__name__} has gaps in memory", hint="copy it in C order first")
+        raise NotATensor(f"{type(array).__name__} is not in C order", hint="copy it in C order first")
     driver = cuda.load()
     index = None if driver is None else driver.number_of(memory.pointer)
     spec = TensorSpec(code, tuple(interface["shape"]), itemsize, None, text, (gpu.CUDA, index or 0))

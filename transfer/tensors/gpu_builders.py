@@ -30,7 +30,11 @@ class GpuBuilder:
                 hint="`transfer doctor` says what is missing",
             )
         if index >= len(driver.uuids()):
-            raise wrong("device", f"cuda:{index}", f"one of the {len(driver.uuids())} GPUs of this process")
+            raise wrong(
+                "device",
+                f"cuda:{index}",
+                f"the number of a GPU of this process, which has {len(driver.uuids())}",
+            )
         self.index = index
         self.uuid: bytes = driver.uuid(index)
         self.context = driver.context(index)
@@ -180,4 +184,6 @@ def gpu_builder(device: Any, like: Any) -> Any:
         return CupyGpuBuilder(int(number))
     if isinstance(builder_for(like), TorchBuilder):
         return TorchGpuBuilder(int(number))
-    raise NotATensor(f"like={like!r:.80} on a GPU", hint='give "torch", "cupy", or nothing')
+    raise NotATensor(
+        f"like={like!r:.80} makes no arrays on a GPU", hint='give "torch", "cupy" or nothing, or device="cpu"'
+    )

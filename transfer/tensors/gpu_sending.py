@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("transfer")
 
 _DIRECT: Final = frozenset({gpu.GpuRoute.POINTER, gpu.GpuRoute.DMABUF, gpu.GpuRoute.PEERMEM})
-#: where a tensor must not be staged: seconds that a peer may take to ask for it on its GPU, and to map the
-#: first block
+#: where a tensor must not be staged: seconds that a peer may take to ask for it on its GPU, to map the first
+#: block, and to let go of memory that a copy needs
 _PATIENCE: Final = 5.0
+#: seconds for a peer to unmap blocks that nobody uses
+_UNTIL_UNMAPPED: Final = 0.2
 #: why a way that reads the tensor's own memory is not taken
 _COPIED: Final = "the network card and UCX read a tensor's own memory, so with copy=False only"
 _warned: Final[set[str]] = set()
@@ -54,17 +56,18 @@ def send_from_device(
     Raises as `send_tensor`."""
     exported = export_flat(tensor)
     flat = exported[2]
-    way = way_of(flat, _capabilities(socket, flags))
+    way = way_of(flat, _capabilities(socket, flags, [tensor]), direct)
     if way.route is gpu.GpuRoute.MAPPED or (direct and way.route in _DIRECT):
         bits, header, payload = _there(tensor, exported, way.route)
         frames = [(bits, 0, topic, header, payload)]
-        sent, way = _send_there(socket, lambda: _send(socket, frames, flags, track, not direct), way)
+        sent, way = _send_there(socket, lambda: _send(socket, frames, flags, track, not direct), way, flags)
         if sent is not None:
             return sent[0]
     elif way.route in _DIRECT:
         way = gpu.Way(gpu.GpuRoute.STAGING, _COPIED)
     if flat is not None and flat.nbytes >= LARGE:
-        _note_staged(socket, way)
+        _check_staged(socket, way)
+        _note(socket, way)
     # Of one piece nothing could be sent before it is copied.
     is_one = flat is None or flat.nbytes <= PIECE
     bits, header, buffer = (staged if is_one else begun)(tensor, exported)
@@ -80,25 +83,36 @@ def _send(socket: Any, frames: list[Any], flags: int, track: bool, copy: bool | 
 
 
 def _send_there(
-    socket: Any, send: Callable[[], Tracker | None], way: gpu.Way
+    socket: Any, send: Callable[[], Tracker | None], way: gpu.Way, flags: int
 ) -> tuple[tuple[Tracker | None] | None, gpu.Way]:
     """Sends by a way without the host: ((the tracker,), the way), or (None, why it has to be staged)."""
-    limit = time.monotonic() + (0.0 if _stages(socket) else _PATIENCE)
+    begun, pause = time.monotonic(), 0.001
     while True:
         try:
             tracker = send()
         except (TypeError, BufferError, RegistrationError) as error:
             # A peer with another transport has connected, the core does not support device memory, the card
-            # refuses this memory, or the peer still tries to map the first block.
-            is_tried = getattr(error, "reason", "") == "gpu_tried"
-            if is_tried and time.monotonic() < limit:
-                time.sleep(0.001)
+            # refuses this memory, the peer still tries to map the first block, or there is no room.
+            reason = getattr(error, "reason", "")
+            if time.monotonic() < begun + _patience(reason, _stages(socket), flags):
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
                 continue
-            if not is_tried and _stages(socket):
-                _warn(f"a tensor on a GPU is copied through the host after all: {error}")
-            return None, gpu.Way(gpu.GpuRoute.STAGING, str(error))
+            why = str(error).partition("\n  hint: ")
+            if reason != "gpu_tried" and _stages(socket):
+                _warn(f"a tensor on a GPU is copied through the host after all: {''.join(why)}")
+            return None, gpu.Way(gpu.GpuRoute.STAGING, why[0])
         _note(socket, way)
         return (tracker,), way
+
+
+def _patience(reason: str, stages: bool, flags: int) -> float:
+    """Seconds until what is missing may come."""
+    if flags & DONTWAIT or reason not in ("gpu_tried", "gpu_leaving", "gpu_held"):
+        return 0.0
+    if not stages:
+        return _PATIENCE
+    return _UNTIL_UNMAPPED if reason == "gpu_leaving" else 0.0
 
 
 def _stages(socket: Any) -> bool:
@@ -111,15 +125,15 @@ def _note(socket: Any, way: gpu.Way) -> None:
         noted(way.route.value, way.reason)
 
 
-def _note_staged(socket: Any, way: gpu.Way) -> None:
-    """Before a tensor is copied through the host. Raises RegistrationError where the socket must not."""
+def _check_staged(socket: Any, way: gpu.Way) -> None:
+    """Raises RegistrationError where the socket must not copy a tensor through the host."""
     if way.route is not gpu.GpuRoute.HOST and not _stages(socket):
         raise RegistrationError(
             "staging",
             f"gpu_staging=False, and a tensor on a GPU would be copied through the host: {way.reason}",
-            hint="docs/tensors.md says what stays on a GPU; gpu_staging=True allows the copy",
+            hint="receive it with recv_tensor(device=...) or out= on that GPU (see docs/tensors.md); "
+            "gpu_staging=True allows the copy",
         )
-    _note(socket, way)
 
 
 def _send_while_filled(send: Callable[[], Tracker | None], buffers: list[Any]) -> Tracker | None:
@@ -145,19 +159,42 @@ def _complete(filling: list[Any]) -> Exception | None:
     return found
 
 
-def _capabilities(socket: Any, flags: int) -> Capabilities:
+def _capabilities(socket: Any, flags: int, tensors: Collection[Any]) -> Capabilities:
+    """Of all peers. Waits for those that have not asked for these tensors, if they must not be staged."""
     asked = getattr(socket, "_tensor_capabilities", None)
     if asked is None:
         return Capabilities()
-    waits = not (_stages(socket) or flags & DONTWAIT)
-    if waits and not socket._streams():
+    wanted = set() if _stages(socket) or flags & DONTWAIT else _gpus_of(tensors)
+    if wanted and not socket._streams():
         socket.wait_for_peers(1, None if socket.sndtimeo < 0 else socket.sndtimeo / 1000)
     can: Capabilities = asked(flags)
     limit = time.monotonic() + _PATIENCE
-    while waits and can.host_only == gpu.NOT_ASKED and time.monotonic() < limit:
+    while wanted and _may_ask(can, wanted) and time.monotonic() < limit:
         time.sleep(0.001)
         can = asked(flags)
     return can
+
+
+def _may_ask(can: Capabilities, wanted: set[bytes]) -> bool:
+    return can.host_only == gpu.NOT_ASKED or (bool(can.maps_gpus) and not wanted <= can.maps_gpus)
+
+
+def _gpus_of(tensors: Collection[Any]) -> set[bytes]:
+    """The GPUs, by their UUIDs, of those tensors that are not too small to stay there."""
+    driver = cuda.load()
+    if driver is None:
+        return set()
+    memories = [memory for memory in map(_described, tensors) if memory is not None]
+    large = [one for one in memories if one.kind == gpu.CUDA and one.nbytes >= LARGE]
+    numbers = {driver.number_of(memory.pointer) for memory in large}
+    return {driver.uuid(number) for number in numbers if number is not None}
+
+
+def _described(tensor: Any) -> gpu.DeviceMemory | None:
+    try:
+        return gpu.described(tensor)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):  # its export says what is wrong
+        return None
 
 
 def send_bundle(
@@ -175,17 +212,21 @@ def send_bundle(
     if not (_is_gpu_used() and isinstance(tensors, Mapping) and any(map(on_device, tensors.values()))):
         sent = socket._send_outframes(frames_with(), flags, track, copy)
         return sent
-    can = Capabilities(host_only=host_only) if host_only else _capabilities(socket, flags)
+    there = [tensor for tensor in tensors.values() if on_device(tensor)]
+    can = Capabilities(host_only=host_only) if host_only else _capabilities(socket, flags, there)
     if copy is not False and (can.device_memory or can.registers_memory):
         can = Capabilities(maps_gpus=can.maps_gpus, host_only=can.host_only or _COPIED)
-    exports = _Exports(socket, can)
+    exports = _Exports(socket, can, copy is False)
     frames = exports.complete(frames_with)
     if exports.there is not None:
-        done, way = _send_there(socket, partial(exports.send, frames, flags, track, copy), exports.there)
+        send = partial(exports.send, frames, flags, track, copy)
+        done, way = _send_there(socket, send, exports.there, flags)
         if done is not None:
+            exports.note_staged()  # behind the others: it says what is slow
             return done[0]
-        exports = _Exports(socket, Capabilities(), way)
+        exports = _Exports(socket, Capabilities(), False, way)
         frames = exports.complete(frames_with)
+    exports.note_staged()
     # No other code has the copies, so that they are referenced until they are sent.
     held = False if copy is None and all(map(on_device, tensors.values())) else copy
     sent = exports.send(frames, flags, track, held)
@@ -201,14 +242,15 @@ def _is_gpu_used() -> bool:
 
 class _Exports:
     """As `export`, for the tensors of one message. there: the way of those that stay on their GPU, if any do.
-    instead: why none does, although they could."""
+    direct: as in `send_from_device`. instead: why none does, although they could."""
 
-    def __init__(self, socket: Any, can: Capabilities, instead: gpu.Way | None = None) -> None:
-        self._socket, self._can, self._instead = socket, can, instead
+    def __init__(self, socket: Any, can: Capabilities, direct: bool, instead: gpu.Way | None = None) -> None:
+        self._socket, self._can, self._direct, self._instead = socket, can, direct, instead
         self.there: gpu.Way | None = None
+        #: of a large one that is copied through the host
+        self._staged: gpu.Way | None = None
         #: copies in memory of the host that have begun
         self._buffers: list[Any] = []
-        self._noted = False
 
     def complete(self, frames_with: Callable[..., list[Any]]) -> list[Any]:
         """Returns the frames. No copy runs on where that raises."""
@@ -223,16 +265,21 @@ class _Exports:
             return export(tensor)
         exported = export_flat(tensor)
         flat = exported[2]
-        way = way_of(flat, self._can)
+        way = way_of(flat, self._can, self._direct)
         if way.route is gpu.GpuRoute.MAPPED or way.route in _DIRECT:
             self.there = way
             return _there(tensor, exported, way.route)
-        if flat is not None and flat.nbytes >= LARGE and not self._noted:
-            _note_staged(self._socket, self._instead or way)
-            self._noted = True
+        if flat is not None and flat.nbytes >= LARGE and self._staged is None:
+            _check_staged(self._socket, self._instead or way)
+            self._staged = self._instead or way
         made = begun(tensor, exported)
         self._buffers.append(made[2])
         return made
+
+    def note_staged(self) -> None:
+        """Says of one large tensor that it was copied through the host, if one was."""
+        if self._staged is not None:
+            _note(self._socket, self._staged)
 
     def send(self, frames: list[Any], flags: int, track: bool, copy: bool | None) -> Tracker | None:
         """Sends them."""
@@ -261,12 +308,9 @@ def _mappable(tensor: Any, exported: Exported) -> Exported:
     return bits, header, gpu.OnGpu(flat, memory, driver.uuid(index), stream, copied)
 
 
-def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
-    """Returns the decision of `gpu.decide` on this machine; logs its warning once."""
-    try:
-        memory = gpu.described(tensor)
-    except (AttributeError, KeyError, TypeError, ValueError):  # what is wrong says its export
-        memory = None
+def way_of(tensor: Any, can: Capabilities, direct: bool = False) -> gpu.Way:
+    """The decision of `gpu.decide` on this machine; logs its warning once. direct: with copy=False."""
+    memory = _described(tensor)
     if memory is None:
         return gpu.Way(gpu.GpuRoute.STAGING, "nothing is known of its memory")
     driver = cuda.load() if memory.kind == gpu.CUDA else None
@@ -280,6 +324,9 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     way = gpu.decide(memory, can, machine)
     if way.warning:
         _warn(way.warning)
+    lent = driver if direct and way.route is gpu.GpuRoute.MAPPED else None
+    if lent is not None and not gpu.can_be_lent(lent.attributes(memory.pointer)):
+        return way._replace(reason=f"{way.reason}, as a copy there: CUDA shares no memory of this kind")
     return way
 
 

@@ -58,8 +58,7 @@ class TensorSpec:
     """The contents of a tensor header.
 
     `axes` is None for C order, else the axes from the slowest to the fastest in memory (Fortran order is
-    (n-1, ..., 0)). `text` describes a dtype without a number. `device` is the sender's; the tensor always
-    arrives in host memory.
+    (n-1, ..., 0)). `text` describes a dtype without a number. `device` is the sender's.
     """
 
     code: int

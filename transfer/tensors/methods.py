@@ -186,7 +186,7 @@ class TensorMethods:
         """
         if out is not None:
             if device is not None:
-                raise wrong("device", device, "nothing: out= says where the tensor goes")
+                raise wrong("device", device, "left out where out= says where the tensor goes")
             target = target_for(out)
             wanted = gpu_of(target)
             if wanted is not None:
@@ -287,7 +287,7 @@ class TensorMethods:
             if wanted is not None:
                 self._want_gpu(*wanted)
         if out is not None and device is not None:
-            raise wrong("device", device, "nothing: out= says where the tensors go")
+            raise wrong("device", device, "left out where out= says where the tensors go")
         builder = builder_for(like) if device is None else gpu_builder(device, like)
         if isinstance(builder, GpuBuilder):
             self._want_gpu(builder.uuid, builder.index)

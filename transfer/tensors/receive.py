@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
 from transfer.tensors.gpu_builders import GpuBuilder
-from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
+from transfer.tensors.header import EXTENDED_FLAGS, HOST, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import ProtocolError, TensorMismatch
@@ -56,6 +56,15 @@ def note_arrival(socket: Any, data: Any, nbytes: int) -> None:
     noted = getattr(socket, "_note_gpu_received", None)
     if noted is not None and nbytes >= LARGE:
         noted(data.route if is_payload(data) else GpuRoute.STAGING.value)
+
+
+def note_arrivals(socket: Any, frames: Sequence[Any]) -> None:
+    """The same of a dict, by one of the large tensors that its sender had on a GPU: one that came through the
+    host, if there is any."""
+    large = [frame for frame in frames if len(frame.data) >= LARGE]
+    of_gpu = [frame for frame in large if recipe_for(frame.meta).spec.device[0] != HOST] or large
+    for frame in sorted(of_gpu, key=lambda frame: is_payload(frame.data))[:1]:
+        note_arrival(socket, frame.data, len(frame.data))
 
 
 def tensor_of(frame: Any, builder: Builder = NUMPY) -> Any:

@@ -36,9 +36,9 @@ BLOCK, RELEASED, FORGET = 3, 4, 5
 #: a GPU that the sender of this takes payloads on, by its UUID in two numbers; a block on one, with handles;
 #: reports that a payload is free, that a block is given up, that the other side does not map it any more
 GPU_WANTED, GPU_BLOCK, GPU_RELEASED, GPU_FORGET, GPU_UNMAPPED = 6, 7, 8, 9, 10
-#: pieces of the block on a GPU that is announced with this number next: its UUID, the bytes of each piece,
-#: and the pieces' descriptors. Several may follow each other
-GPU_PIECES = 11
+#: asks for pieces of a block on a GPU: from which number on, and how many at most; the answer, with the number
+#: of the first, the bytes of each, and their descriptors. Without descriptors: its owner cannot export them
+GPU_ASK, GPU_PIECES = 11, 12
 #: of a block on a GPU: for many payloads; for one, of the sender's own; to be tried; as LENT, in pieces
 KEPT, LENT, TRY, PIECES = 0, 1, 2, 3
 #: of one message
@@ -46,7 +46,7 @@ MOST_DESCRIPTORS = 32
 #: bytes of a UUID, of a handle of memory or an event, of all that a block has, of a piece's length
 UUID, HANDLE, LENGTH = 16, 64, 8
 GPU_HANDLES = UUID + HANDLE + HANDLE
-_MOST = _LAYOUT.size + UUID + MOST_DESCRIPTORS * LENGTH + 1
+_MOST = _LAYOUT.size + MOST_DESCRIPTORS * LENGTH + 1
 
 _call: Callable[[Callable[[], object]], object] = operator.call
 
@@ -56,7 +56,8 @@ AGAIN = 0.005
 
 class ShmControlMessage(NamedTuple):
     """One message of the peer. descriptors: closed after the receiver has handled it, who copies them if
-    needed. handles: what follows the fixed part."""
+    needed. handles: what follows the fixed part. lost: this process had no room for all descriptors, and it
+    has none."""
 
     kind: int
     number: int
@@ -64,6 +65,7 @@ class ShmControlMessage(NamedTuple):
     slot: int
     descriptors: list[int]
     handles: bytes = b""
+    lost: bool = False
 
     @property
     def fd(self) -> int:
@@ -187,11 +189,7 @@ class ControlChannel:
                 if not data:
                     yield None
                     return
-                if lost:
-                    raise OutOfDescriptors(
-                        "shared memory of a peer has no descriptor here", hint=descriptor_hint()
-                    )
-                yield _decoded(data, descriptors)
+                yield _decoded(data, descriptors, lost)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -224,11 +222,19 @@ class ControlChannel:
         self._waiting.clear()
 
 
-def _decoded(data: bytes, descriptors: list[int]) -> ShmControlMessage:
+def out_of_descriptors() -> OutOfDescriptors:
+    return OutOfDescriptors("shared memory of a peer has no descriptor here", hint=descriptor_hint())
+
+
+def _decoded(data: bytes, descriptors: list[int], lost: bool) -> ShmControlMessage:
     if len(data) < _LAYOUT.size:
         raise ProtocolError("control_channel", f"{len(data)} bytes where an announcement was due")
     kind, number, size, slot = _LAYOUT.unpack_from(data)
     handles = data[_LAYOUT.size :]
+    if lost and kind != GPU_PIECES:
+        raise out_of_descriptors()
+    if lost:  # which can be asked for again
+        return ShmControlMessage(kind, number, size, slot, [], lost=True)
     if not (SEGMENT <= kind <= GPU_PIECES and _fits(kind, len(handles), len(descriptors))):
         raise ProtocolError(
             "control_channel", f"announcement {kind} of {len(data)} bytes with {len(descriptors)} descriptors"
@@ -238,7 +244,7 @@ def _decoded(data: bytes, descriptors: list[int]) -> ShmControlMessage:
 
 def _fits(kind: int, nbytes: int, descriptors: int) -> bool:
     if kind == GPU_PIECES:
-        return 0 < descriptors <= MOST_DESCRIPTORS and nbytes == UUID + descriptors * LENGTH
+        return descriptors <= MOST_DESCRIPTORS and nbytes == descriptors * LENGTH
     return descriptors == (kind in (SEGMENT, BLOCK)) and nbytes == (GPU_HANDLES if kind == GPU_BLOCK else 0)
 
 

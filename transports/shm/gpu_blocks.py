@@ -5,15 +5,17 @@
 | TriedBlock | our own, small | a handle of the allocation, to find out whether it can |
 | GpuBlock | our own | a handle of the allocation, for many payloads |
 | LentAllocation | a tensor's, of cudaMalloc | a handle of the allocation, for one payload |
-| LentPieces | a tensor's, mapped piece by piece | a descriptor of each piece, for one payload |
+| LentPieces | a tensor's, mapped piece by piece | a descriptor of each piece, which it asks for, for one payload |
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from typing import ClassVar
 
 from transfer.transports import cuda, gpu
+from transfer.transports.errors import DeviceError
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.control_channel import ControlChannel
 
@@ -22,9 +24,11 @@ own_blocks: weakref.WeakValueDictionary[bytes, GpuBlock] = weakref.WeakValueDict
 #: bytes of the block that a peer tries to map; payloads are larger
 _TRIED = 4096
 
+logger = logging.getLogger("transfer")
+
 
 class GpuBlock:
-    """An allocation of a GPU, and the event after which its payload is there. Raises DeviceError."""
+    """Memory of a GPU, and the event after which its payload is there. Raises DeviceError."""
 
     how: ClassVar = control_channel.KEPT
     is_lent: ClassVar = False
@@ -43,8 +47,9 @@ class GpuBlock:
         self.kept = False
 
     def _memory(self, nbytes: int) -> int:
-        pointer: int = self.context.allocate(nbytes)
-        return pointer
+        #: freed with this object, if an interrupt ends its making
+        self._own: cuda.GpuMemory | None = cuda.GpuMemory(self.context, nbytes)
+        return self._own.pointer
 
     def _handle(self) -> bytes:
         handle: bytes = self.context.export(self.pointer)
@@ -62,9 +67,7 @@ class GpuBlock:
 
     def free(self) -> None:
         """The peer has not mapped it. Idempotent."""
-        pointer, self.pointer = self.pointer, 0
-        if pointer:
-            self.context.free(pointer)
+        self.pointer, self._own = 0, None
 
 
 class TriedBlock(GpuBlock):
@@ -106,20 +109,20 @@ class LentPieces(LentAllocation):
     def _handle(self) -> bytes:
         return bytes(control_channel.HANDLE)
 
-    def announce(self, control: ControlChannel) -> bool:
-        most = control_channel.MOST_DESCRIPTORS
-        for first in range(0, len(self._pieces), most):
-            if not self._export(control, self._pieces[first : first + most]):
-                return False
-        return super().announce(control)
-
-    def _export(self, control: ControlChannel, pieces: list[tuple[int, int]]) -> bool:
+    def send_pieces(self, control: ControlChannel, first: int, most: int) -> None:
+        """Answers the peer that asks for `most` pieces from number `first` on; it asks again where nothing
+        comes."""
         from transfer.transports.core.native.gpu_pieces import ExportedPieces
 
-        exported = ExportedPieces(self.context, [address for address, _ in pieces])
-        sizes = b"".join(size.to_bytes(8, "little") for _, size in pieces)
-        kind = control_channel.GPU_PIECES
-        return control.announce(kind, self.number, 0, 0, self.uuid + sizes, exported.descriptors)
+        pieces = self._pieces[first : first + min(most, control_channel.MOST_DESCRIPTORS)]
+        try:
+            exported = ExportedPieces(self.context, [address for address, _ in pieces])
+            sizes = b"".join(size.to_bytes(control_channel.LENGTH, "little") for _, size in pieces)
+            descriptors = exported.descriptors
+        except DeviceError as error:
+            logger.warning("memory of a GPU that a peer asks for cannot be exported: %s", error)
+            sizes, descriptors = b"", []
+        control.announce(control_channel.GPU_PIECES, self.number, first, 0, sizes, descriptors)
 
 
 def lent_block(driver: cuda.Cuda, number: int, payload: gpu.OnGpu) -> LentAllocation | None:

@@ -13,16 +13,19 @@ from functools import partial
 from typing import Any
 
 from transfer.transports import cuda
-from transfer.transports.errors import DeviceError, ProtocolError
+from transfer.transports.errors import Broken, DeviceError, ProtocolError
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.control_channel import UUID, ControlChannel, ShmControlMessage
-from transfer.transports.shm.mapped_gpu_blocks import MappedGpuBlock, MappedInPieces, Pieces
+from transfer.transports.shm.mapped_gpu_blocks import MappedGpuBlock, MappedInPieces
 
-#: blocks that one peer may have announced at a time, and pieces of further ones
-MOST_BLOCKS, MOST_PIECES = 4096, 1 << 16
+#: blocks that one peer may have announced at a time
+MOST_BLOCKS = 4096
+#: seconds until pieces are asked for again, and between two looks
+_AGAIN, _LOOK = 0.5, 0.002
+_HINT = "the message stays unread: receive again"
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE = "CAPTURE"
-#: seconds that a finalizer waits for a capture to end
+#: seconds that a finalizer waits for a capture to end, and a receiver for the pieces of a tensor
 _PATIENCE = 2.0
 
 logger = logging.getLogger("transfer")
@@ -48,20 +51,29 @@ class WantedGpus:
 
 
 class GpuMappings:
-    """Of one connection. Used under its owner's lock, except for `ended`.
+    """Of one connection. Used under its owner's lock, except for `ended` and `fetch`.
 
     attend: has `go_on` called at once, or a little later; may be called in any statement of any thread.
+    await_control: handles what the peer says within so many seconds; raises if the connection fails.
     """
 
-    def __init__(self, control: ControlChannel, pool: Any, attend: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        control: ControlChannel,
+        pool: Any,
+        lock: Any,
+        attend: Callable[[bool], None],
+        await_control: Callable[[float], None],
+    ) -> None:
         self._control = control
         self._pool = pool
+        self._lock = lock
         self._attend = attend
+        self._await_control = await_control
+        self._closed = False
         #: the GPUs that this side wants memory of, by UUID: their numbers here
         self.wanted: dict[bytes, int] = {}
         self.blocks: dict[int, MappedGpuBlock] = {}
-        #: of blocks that are not announced yet
-        self._pieces: dict[int, Pieces] = {}
         #: (block, share, the last use) of payloads that were deleted
         self._ended: deque[tuple[int, int, Any]] = deque()
         #: (event, block, share, what keeps the stream): reported to the peer when the event is done
@@ -86,32 +98,27 @@ class GpuMappings:
         if message.kind == control_channel.GPU_BLOCK:
             self._announced(message.number, message.size, message.slot, message.handles)
         elif message.kind == control_channel.GPU_PIECES:
-            self._import(message.number, message.handles, message.descriptors)
+            block, driver = self.blocks.get(message.number), cuda.load()
+            if isinstance(block, MappedInPieces) and driver is not None:
+                block.add(driver, self.wanted[block.uuid], message)
         else:
             self._forget(message.number)
 
     def _announced(self, number: int, size: int, how: int, handles: bytes) -> None:
         if number in self.blocks or len(self.blocks) >= MOST_BLOCKS:
             raise ProtocolError("control_channel", f"announcement of GPU memory {number}, twice or too many")
-        pieces = self._pieces.pop(number, None)
-        if handles[:UUID] not in self.wanted or (how == control_channel.PIECES) != (pieces is not None):
-            raise ProtocolError("control_channel", "memory of a GPU that was not asked for, or not announced")
-        block = MappedGpuBlock(size, handles) if pieces is None else MappedInPieces(size, handles, pieces)
-        block.is_lent = how in (control_channel.LENT, control_channel.PIECES)
-        if how == control_channel.TRY:
-            self._control.send(control_channel.GPU_UNMAPPED, number, self._tried(block))
-        else:
-            self.blocks[number] = block
-
-    def _import(self, number: int, handles: bytes, descriptors: list[int]) -> None:
-        """Pieces of a block that is announced next. Raises ProtocolError."""
-        if handles[:UUID] not in self.wanted or number in self.blocks:
+        if handles[:UUID] not in self.wanted:
             raise ProtocolError("control_channel", "memory of a GPU that was not asked for")
-        if sum(map(len, self._pieces.values())) + len(descriptors) > MOST_PIECES:
-            raise ProtocolError("control_channel", f"more than {MOST_PIECES} pieces of a GPU's memory")
-        self._pieces.setdefault(number, Pieces()).add(
-            self.wanted[handles[:UUID]], handles[UUID:], descriptors
-        )
+        if how == control_channel.PIECES:
+            block: MappedGpuBlock = MappedInPieces(size, handles)
+        else:
+            block = MappedGpuBlock(size, handles, lent=how == control_channel.LENT)
+        if self._closed and block.is_lent:
+            self._control.send(control_channel.GPU_UNMAPPED, number, True)  # it will never be taken
+        elif how == control_channel.TRY:
+            self._control.send(control_channel.GPU_UNMAPPED, number, self._tried(block))
+        elif not self._closed:
+            self.blocks[number] = block
 
     def _tried(self, block: MappedGpuBlock) -> bool:
         driver = cuda.load()
@@ -125,30 +132,62 @@ class GpuMappings:
         return False
 
     def fetch(self, number: int, share: int, offset: int, size: int) -> Any:
-        """The payload, a GpuPayload. Raises ProtocolError, and DeviceError if it cannot be mapped now: its
-        message stays unread."""
+        """The payload, a GpuPayload. Without the owner's lock. Raises ProtocolError, Broken after `close`, and
+        DeviceError or OutOfDescriptors if it cannot be mapped now: its message stays unread."""
         from transfer.transports.core.native.gpu_payload import GpuPayload
 
-        block = self.blocks.get(number)
-        if block is None or not 0 < size <= block.size - offset:
-            raise ProtocolError("reference", f"{size} bytes at {offset} are not of a block of a GPU")
-        if share in block.borrowed:
-            raise ProtocolError("reference", "a payload on a GPU that is still in use here")
         driver = cuda.load()
         if driver is None:
             raise DeviceError("no_cuda", "there is no CUDA driver")
-        if not block.pointer:
-            block.map(driver, self.wanted[block.uuid])
+        taken: list[MappedGpuBlock] = []
         try:
-            block.borrowed.add(share)
+            block = self._usable(number, share, offset, size)
+            if isinstance(block, MappedInPieces):
+                self._bring(number, block)
+            with self._lock:
+                if self.blocks.get(number) is not block:
+                    raise Broken("this end closed the stream")
+                if not block.pointer:
+                    block.map(driver, self.wanted[block.uuid])
+                taken.append(block)
+                block.borrowed.add(share)
             made = (block.context, block.pointer + offset, size, block.ready, self._pool)
             ended = partial(self.ended, number, share)
-            # `map`: a signal handler that raised after the call would drop the payload, and release it.
+            # `map`: a signal handler that raised after the call would drop the payload, and release it. Nor
+            # may it be made under the lock, behind whose end one may run.
             [payload] = map(GpuPayload, *((one,) for one in (*made, ended)))
-        except BaseException:
-            block.borrowed.discard(share)
+        except BaseException as error:
+            for block in taken:
+                block.borrowed.discard(share)
+            if isinstance(error, DeviceError):
+                self._await_control(_LOOK)  # raises Broken where its sender has ended: it will never come
             raise
         return payload
+
+    def _usable(self, number: int, share: int, offset: int, size: int) -> MappedGpuBlock:
+        with self._lock:
+            block = self.blocks.get(number)
+            if block is None and self._closed:
+                raise Broken("this end closed the stream")
+            if block is None or not 0 < size <= block.size - offset:
+                raise ProtocolError("reference", f"{size} bytes at {offset} are not of a block of a GPU")
+            if share in block.borrowed:
+                raise ProtocolError("reference", "a payload on a GPU that is still in use here")
+            return block
+
+    def _bring(self, number: int, block: MappedInPieces) -> None:
+        """Asks for the pieces that are not here, until all are. Raises what keeps them away."""
+        limit = time.monotonic() + _PATIENCE
+        while block.lacks and not block.pointer:
+            count, most, block.failure = block.count, block.most, None
+            self._control.send(control_channel.GPU_ASK, number, count, most)
+            again = time.monotonic() + _AGAIN
+            while block.lacks and (block.count, block.most) == (count, most) and time.monotonic() < again:
+                self._await_control(_LOOK)
+                if block.failure is not None:
+                    raise block.failure
+            if time.monotonic() > limit:
+                raise DeviceError("cuda", "the sender of memory of a GPU does not answer", hint=_HINT)
 
     def ended(self, number: int, share: int, used: Any) -> None:
         """A payload is deleted: in any statement of any thread."""
@@ -192,8 +231,7 @@ class GpuMappings:
         return True
 
     def _forget(self, number: int) -> None:
-        """The peer gives up a block, or its pieces before it has announced it."""
-        self._pieces.pop(number, None)
+        """The peer gives up a block."""
         block = self.blocks.get(number)
         if block is not None:
             block.leaving = True
@@ -203,7 +241,10 @@ class GpuMappings:
         """Before a payload is reported as free: its memory may end then."""
         if not block.borrowed and (block.is_lent or block.leaving):
             del self.blocks[number]
-            block.unmap()
+            try:
+                block.unmap()
+            except DeviceError as error:
+                logger.warning("memory of a GPU of another process stays mapped: %s", error)
             if not block.is_lent:
                 self._control.send(control_channel.GPU_UNMAPPED, number, True)
 
@@ -235,7 +276,7 @@ class GpuMappings:
 
     def close(self) -> None:
         """The connection has ended: only what is in use stays mapped, and the peer learns what never was."""
-        self._pieces.clear()
+        self._closed = True
         for number, block in list(self.blocks.items()):
             if block.is_lent and not block.borrowed:
                 self._control.send(control_channel.GPU_UNMAPPED, number, True)

@@ -11,19 +11,34 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from transfer.transports import cuda, gpu
 from transfer.transports.core import address_of
 from transfer.transports.core.wire import ON_GPU, REFERENCE
 from transfer.transports.countdown import Countdown
-from transfer.transports.errors import Broken, DeviceError, ProtocolError, RegistrationError
+from transfer.transports.errors import (
+    Broken,
+    DeviceError,
+    ProtocolError,
+    RegistrationError,
+    TransferError,
+)
 from transfer.transports.shm import control_channel
-from transfer.transports.shm.control_channel import ControlChannel
+from transfer.transports.shm.control_channel import ControlChannel, ShmControlMessage
 from transfer.transports.shm.exported_blocks import SHARE_BITS
-from transfer.transports.shm.gpu_blocks import GpuBlock, TriedBlock, lent_block
+from transfer.transports.shm.gpu_blocks import GpuBlock, LentPieces, TriedBlock, lent_block
 from transfer.transports.shm.segments import slot_size
 
+#: kinds of messages that say what became of our memory, or what the peer wants
+GPU_REPORTS = (
+    control_channel.GPU_WANTED,
+    control_channel.GPU_RELEASED,
+    control_channel.GPU_UNMAPPED,
+    control_channel.GPU_ASK,
+)
 #: bytes of one connection's blocks on all GPUs
 LIMIT = 2 << 30
 #: GPUs that a peer may want memory of
@@ -34,8 +49,10 @@ _CANNOT_MAP = (
     "container, with an IPC namespace of its own?)"
 )
 
+_SEND_ITSELF = "copy=False sends the tensors themselves, which takes no such memory"
+
 _STILL_SEEN = (
-    "a peer still uses %d tensors in this process's memory of a GPU: they end with this process (delete them "
+    "a peer still uses tensors in this process's memory of a GPU (%d): they end with this process (delete them "
     "there first, or copy them)"
 )
 _KEPT = "the context ended while a peer still uses this memory of a GPU"
@@ -46,11 +63,12 @@ logger = logging.getLogger("transfer")
 
 
 class GpuShare(NamedTuple):
-    """A payload that the peer sees. payload: keeps the tensor where its own memory is lent."""
+    """A payload that the peer sees. lent: keeps the tensor whose own memory it is."""
 
     block: GpuBlock
     parts: Countdown | None
-    payload: gpu.OnGpu
+    nbytes: int
+    lent: gpu.OnGpu | None
 
     def inform(self, error: BaseException | None) -> None:
         """The memory is its owner's again, unless it was lent and is kept."""
@@ -79,6 +97,8 @@ class GpuShares:
         self._idle: list[GpuBlock] = []
         #: the peer was asked to give them up
         self._leaving: set[int] = set()
+        #: what the GPU still copies to blocks: an event behind the copy, and what keeps the tensor
+        self._copying: deque[tuple[Any, gpu.OnGpu]] = deque()
         self._shares: dict[int, GpuShare] = {}
         self._total = 0
         self._used = self._closed = False
@@ -92,8 +112,23 @@ class GpuShares:
         """The peer sees payloads, or maps blocks."""
         return bool(self._shares or self._blocks)
 
-    def want(self, uuid: bytes) -> None:
-        """The peer takes payloads on this GPU. Raises ProtocolError."""
+    def handle(self, message: ShmControlMessage) -> list[tuple[GpuShare, BaseException | None]]:
+        """A report of the peer, one of GPU_REPORTS: whom to inform, and of which error. Raises
+        ProtocolError."""
+        if message.kind == control_channel.GPU_RELEASED:
+            return [(share, None) for share in self.end(message.size)]
+        if message.kind == control_channel.GPU_UNMAPPED:
+            never = Broken("the peer ended before it took this message")
+            return [(share, never) for share in self._unmapped(message.number, bool(message.size))]
+        if message.kind == control_channel.GPU_ASK:
+            block = self._blocks.get(message.number)  # it may have ended
+            if isinstance(block, LentPieces):
+                block.send_pieces(self._control, message.size, message.slot)
+        else:
+            self._want(message.size.to_bytes(8, "little") + message.slot.to_bytes(8, "little"))
+        return []
+
+    def _want(self, uuid: bytes) -> None:
         if len(self.wanted) >= MOST_GPUS:
             raise ProtocolError("control_channel", f"a peer with more than {MOST_GPUS} GPUs")
         if self._tried.get(uuid) is not False:
@@ -107,6 +142,7 @@ class GpuShares:
         driver = cuda.load()
         assert driver is not None
         self._used = True
+        self._let_go()
         number = self._next_share()
         begun.append(number)
         block: GpuBlock | None = None
@@ -115,7 +151,7 @@ class GpuShares:
             offset = payload.pointer - block.pointer if block is not None else 0
             if block is None:
                 block = self._copied(driver, payload)
-            self._shares[number] = GpuShare(block, parts, payload)
+            self._shares[number] = GpuShare(block, parts, payload.nbytes, payload if block.is_lent else None)
         except DeviceError as error:
             raise RegistrationError("gpu", f"a payload cannot be shown to the peer: {error}") from error
         except BaseException:
@@ -149,12 +185,12 @@ class GpuShares:
 
     def _try(self, driver: cuda.Cuda, uuid: bytes, index: int) -> None:
         block = TriedBlock(driver, next(self._numbers), index)
+        self._blocks[block.number] = block
         try:
             self._announce(block)
-        except BaseException:
-            block.free()
+        except TransferError:  # of an interrupt it is not known: the peer's answer ends it
+            self._free(block)
             raise
-        self._blocks[block.number] = block
         self._tried[uuid] = block.number
 
     def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> GpuBlock | None:
@@ -180,6 +216,7 @@ class GpuShares:
         block = self._block(driver, payload)
         try:
             block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
+            self._copying.append((block.ready, payload))
             block.context.copy(block.pointer, payload.pointer, payload.nbytes, payload.stream)
             block.ready.record(payload.stream)
             self._announce(block)
@@ -197,20 +234,27 @@ class GpuShares:
         if self._total + size > LIMIT:
             self._give_up(self._total + size - LIMIT)
         if self._total + size > LIMIT:
-            raise RegistrationError(
-                "gpu", f"the peer holds all {LIMIT >> 20} MiB of a GPU that one connection may have"
-            )
+            raise self._no_room(size)
         block = GpuBlock(driver, next(self._numbers), payload.index, size)
         self._total += size
         self._blocks[block.number] = block
         return block
+
+    def _no_room(self, size: int) -> RegistrationError:
+        most = f"{LIMIT >> 20} MiB of a GPU that one connection has for copies"
+        leaving = sum(self._blocks[number].size for number in self._leaving)
+        if self._total - leaving + size <= LIMIT:
+            return RegistrationError("gpu_leaving", f"the peer still unmaps what is free of the {most}")
+        why = f"no {-(-size >> 20)} MiB are left of the {most}: the peer uses them, or this message"
+        # What is larger than all of it will never have room.
+        return RegistrationError("gpu" if size > LIMIT else "gpu_held", why, hint=_SEND_ITSELF)
 
     def _announce(self, block: GpuBlock) -> None:
         if not (block.announced or block.announce(self._control)):
             raise RegistrationError("gpu", "the peer has not yet read of earlier memory")
 
     def _put_back(self, block: GpuBlock) -> None:
-        """It is used for nothing. The peer may know of it, or of some of its pieces."""
+        """It is used for nothing. The peer may know of it if it is lent."""
         if not block.is_lent:
             self._idle.append(block)
             return
@@ -228,6 +272,7 @@ class GpuShares:
     def end(self, number: int) -> list[GpuShare]:
         """The peer does not see it any more, nor has mapped lent memory: whom to inform. It may have ended
         before."""
+        self._let_go()
         share = self._remove(number)
         return [] if share is None else [share]
 
@@ -236,10 +281,10 @@ class GpuShares:
         share = self._shares.get(number)
         if share is None:
             return None
-        copy = bytearray(share.payload.nbytes)
+        copy = bytearray(share.nbytes)
         share.block.ready.synchronize()
-        begin = share.payload.pointer if share.block.is_lent else share.block.pointer
-        share.block.context.copy(address_of(copy), begin, share.payload.nbytes, 0)
+        begin = share.block.pointer if share.lent is None else share.lent.pointer
+        share.block.context.copy(address_of(copy), begin, share.nbytes, 0)
         share.block.context.synchronize(0)
         self.cancel(number)
         share.inform(Broken("the message was never sent"))
@@ -257,8 +302,15 @@ class GpuShares:
 
     # -- the end of blocks
 
+    def _let_go(self) -> None:
+        """Of the tensors whose copies are done."""
+        with suppress(DeviceError):  # a stream that is being captured into a graph, or a GPU that fails
+            while self._copying and self._copying[0][0].done:
+                self._copying.popleft()
+
     def rest(self) -> None:
         """Gives up blocks that were not used since the last call."""
+        self._let_go()
         used, self._used = self._used, False
         if not used:
             self._give_up(self._total)
@@ -273,7 +325,7 @@ class GpuShares:
             else:
                 self._free(block)
 
-    def unmapped(self, number: int, well: bool) -> list[GpuShare]:
+    def _unmapped(self, number: int, well: bool) -> list[GpuShare]:
         """The peer does not map a block any more, or, not `well`, never could: whom to inform that it never
         took what was there."""
         block = self._blocks.get(number)

@@ -5,18 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from transfer.transports import cuda
-from transfer.transports.errors import DeviceError, ProtocolError
-from transfer.transports.shm.control_channel import HANDLE, LENGTH, UUID
+from transfer.transports.errors import DeviceError, ProtocolError, TransferError
+from transfer.transports.shm.control_channel import (
+    HANDLE,
+    LENGTH,
+    MOST_DESCRIPTORS,
+    UUID,
+    ShmControlMessage,
+    out_of_descriptors,
+)
 from transfer.transports.shm.gpu_blocks import own_blocks
+
+#: of one block
+MOST_PIECES = 1 << 16
 
 
 class MappedGpuBlock:
-    """An allocation of the peer, mapped when the first payload in it is fetched."""
+    """An allocation of the peer, mapped when the first payload in it is fetched. lent: for one payload."""
 
-    is_lent = False
-
-    def __init__(self, size: int, handles: bytes) -> None:
-        self.size = size
+    def __init__(self, size: int, handles: bytes, lent: bool) -> None:
+        self.size, self.is_lent = size, lent
         self._handles, self._mapped = handles, False
         self.uuid, self.handle = handles[:UUID], handles[UUID : UUID + HANDLE]
         self.event_handle = handles[UUID + HANDLE :]
@@ -49,7 +57,8 @@ class MappedGpuBlock:
         self.context, self.pointer, self._mapped = context, pointer, True
 
     def _map(self, driver: cuda.Cuda, context: Any) -> int:
-        pointer: int = context.map(self.handle)
+        pointer: int
+        [pointer] = map(context.map, (self.handle,))  # no signal handler comes between call and assignment
         if driver.range_of(pointer)[1] < self.size:
             context.unmap(pointer)
             raise ProtocolError("reference", "memory of a GPU is smaller than its announcement")
@@ -69,56 +78,55 @@ class MappedGpuBlock:
             self._unmap(self.context, pointer)
 
 
-class Pieces:
-    """Of one block, imported when they are announced. failure: why they could not be."""
+class MappedInPieces(MappedGpuBlock):
+    """Pieces behind each other, imported as they come. lacks: whether more of them have to be asked for."""
 
-    def __init__(self) -> None:
-        self.imported: list[Any] = []
-        self.failure: DeviceError | None = None
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+    def __init__(self, size: int, handles: bytes) -> None:
+        super().__init__(size, handles, lent=True)
+        self._imported: list[Any] = []
+        self._range: Any = None
+        #: why the last ones that were asked for did not come
+        self.failure: TransferError | None = None
+        #: how many to ask for
+        self.most = MOST_DESCRIPTORS
 
     @property
-    def size(self) -> int:
-        """Bytes in all."""
-        return sum(piece.size for piece in self.imported)
+    def count(self) -> int:
+        """Of the pieces that are here."""
+        return len(self._imported)
 
-    def add(self, index: int, lengths: bytes, descriptors: list[int]) -> None:
-        """Imports pieces of these lengths, 8 bytes each."""
-        self._count += len(descriptors)
-        driver = cuda.load()
-        if driver is None or self.failure is not None:
-            return
+    @property
+    def lacks(self) -> bool:
+        return self._handles not in own_blocks and sum(one.size for one in self._imported) < self.size
+
+    def add(self, driver: cuda.Cuda, index: int, message: ShmControlMessage) -> None:
+        """Imports pieces. Raises ProtocolError."""
         from transfer.transports.core.native.gpu_pieces import ImportedPiece
 
+        if message.size != self.count or not self.lacks:  # it was asked for twice
+            return
+        lengths = [message.handles[at : at + LENGTH] for at in range(0, len(message.handles), LENGTH)]
+        sizes = [int.from_bytes(length, "little") for length in lengths]
+        whole = sum(sizes) + sum(one.size for one in self._imported)
+        if whole > self.size or 0 in sizes or self.count + len(sizes) > MOST_PIECES:
+            raise ProtocolError("control_channel", f"pieces of {whole} bytes for a block of {self.size}")
+        self.failure = None
+        if message.lost and self.most > 1:
+            self.most //= 2
+        elif message.lost:
+            self.failure = out_of_descriptors()
+        elif not sizes:
+            self.failure = DeviceError("cuda", "its sender cannot export memory of a GPU: its log says why")
         try:
-            for position, descriptor in enumerate(descriptors):
-                size = int.from_bytes(lengths[position * LENGTH : (position + 1) * LENGTH], "little")
-                self.imported.append(ImportedPiece(driver.context(index), descriptor, size))
+            for descriptor, size in zip(message.descriptors, sizes, strict=False):
+                self._imported.append(ImportedPiece(driver.context(index), descriptor, size))
         except DeviceError as error:
-            self.imported.clear()
-            why = f"pieces of another process's memory cannot be imported: {error}"
-            self.failure = DeviceError(error.reason, why, hint="let the sender copy it: without copy=False")
-
-
-class MappedInPieces(MappedGpuBlock):
-    """Pieces behind each other. Raises ProtocolError where they are not of this size."""
-
-    def __init__(self, size: int, handles: bytes, pieces: Pieces) -> None:
-        super().__init__(size, handles)
-        if pieces.failure is None and pieces.size != size:
-            raise ProtocolError("control_channel", f"pieces of {pieces.size} bytes for a block of {size}")
-        self._pieces = pieces
-        self._range: Any = None
+            self.failure = error
 
     def _map(self, driver: cuda.Cuda, context: Any) -> int:
         from transfer.transports.core.native.gpu_pieces import MappedPieces
 
-        if self._pieces.failure is not None:
-            raise self._pieces.failure
-        self._range = MappedPieces(context, self._pieces.imported)
+        self._range = MappedPieces(context, self._imported)
         pointer: int = self._range.pointer
         return pointer
 

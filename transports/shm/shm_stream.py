@@ -35,7 +35,7 @@ from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
 from transfer.transports.shm.control_channel import ControlChannel, ShmControlMessage
 from transfer.transports.shm.exported_blocks import ExportedBlocks
 from transfer.transports.shm.gpu_mappings import GpuMappings, WantedGpus
-from transfer.transports.shm.gpu_shares import GpuShare, GpuShares
+from transfer.transports.shm.gpu_shares import GPU_REPORTS, GpuShare, GpuShares
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transfer.transports.shm.segments import IN_SLOT, Arena, SharedSegment
 from transfer.transports.shm.shm_streams import ShmStreams
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 Released = Callable[[BaseException | None], None]
 
-_ANNOUNCEMENTS = (control_channel.SEGMENT, control_channel.BLOCK, control_channel.GPU_BLOCK)
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
@@ -101,7 +100,7 @@ class ShmStream:
         self._blocks: dict[int, MappedBlock] = {}
         #: (block, share) of payloads that the peer lent and this side still sees
         self._borrowed: set[tuple[int, int]] = set()
-        self._gpu_mappings = GpuMappings(self._control, around.pool, attend)
+        self._gpu_mappings = GpuMappings(self._control, around.pool, self._lock, attend, self._await_control)
         self._carriers.add(self)
         for uuid, index in WantedGpus.of(self._shared).numbers.items():
             self._gpu_mappings.want(uuid, index)
@@ -277,10 +276,7 @@ class ShmStream:
         kind, share = way & 0xFF, way >> 8
         if kind == ON_GPU:
             self._known(self._gpu_mappings.blocks, number)
-            with self._lock:
-                if self._closed:
-                    raise Broken("this end closed the stream")
-                return self._gpu_mappings.fetch(number, share, offset, size)
+            return self._gpu_mappings.fetch(number, share, offset, size)
         if kind not in (_SHARED, _PRIVATE):
             raise ProtocolError("reference", f"a reference of kind {kind}")
         if (number, share) in self._borrowed:
@@ -301,9 +297,7 @@ class ShmStream:
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:
-            error = uninterrupted(self._pumped, None)  # an announcement is read once
-            if error is not None:
-                raise error
+            self._await_control(0.0)
         found = announced.get(number)
         if found is None and self._closed:
             raise Broken("this end closed the stream")
@@ -332,7 +326,9 @@ class ShmStream:
             self._failure = without_frames(error)
             self._unwatch()
             self._lending.end_all(error)
-            self._inform(self._gpu_shares.end_all(), error)
+            with self._lock:
+                shown = self._gpu_shares.end_all()
+            self._inform(shown, error)
             if self._on_failure is not None:
                 self._on_failure(error)
         self.go_on()
@@ -347,8 +343,7 @@ class ShmStream:
     def _pump(self) -> None:
         """Reads all announcements and reports. Raises ProtocolError, OutOfDescriptors."""
         ended = []
-        shown: list[GpuShare] = []
-        never: list[GpuShare] = []
+        shown: list[tuple[GpuShare, BaseException | None]] = []
         try:
             with self._lock:
                 for message in self._control.read():
@@ -357,30 +352,28 @@ class ShmStream:
                         self._peer_gone = True
                         if self._closed:
                             ended = self._lending.numbers()
-                            shown += self._gpu_shares.peer_gone()
+                            shown += [(share, None) for share in self._gpu_shares.peer_gone()]
                     elif message.kind == control_channel.RELEASED:
                         ended.append(message.size)
-                    elif message.kind == control_channel.GPU_RELEASED:
-                        shown += self._gpu_shares.end(message.size)
-                    elif message.kind == control_channel.GPU_UNMAPPED:
-                        never += self._gpu_shares.unmapped(message.number, bool(message.size))
+                    elif message.kind in GPU_REPORTS:
+                        shown += self._gpu_shares.handle(message)
                     else:
                         self._handle(message)
         finally:
             for number in ended:
                 self._lending.end(number, None)
-            self._inform(shown, None)
-            self._inform(never, Broken("the peer ended before it took this message"))
+            for share, error in shown:
+                share.inform(error)
 
     def _inform(self, ended: list[GpuShare], error: BaseException | None) -> None:
         for share in ended:
             share.inform(error)
 
     def _handle(self, message: ShmControlMessage) -> None:
-        if self._closed and message.kind in _ANNOUNCEMENTS:
+        if self._closed and message.kind in (control_channel.SEGMENT, control_channel.BLOCK):
             return
         if message.kind >= control_channel.GPU_WANTED:
-            self._handle_gpu(message)
+            self._gpu_mappings.handle(message)
             return
         if message.kind == control_channel.DROP:
             self._segments.pop(message.number, None)
@@ -398,13 +391,6 @@ class ShmStream:
             self._segments[message.number] = MappedSegment(self._core, message.fd, message.size, message.slot)
         else:
             self._blocks[message.number] = MappedBlock(self._core, message.fd, message.size)
-
-    def _handle_gpu(self, message: ShmControlMessage) -> None:
-        if message.kind == control_channel.GPU_WANTED:
-            words = message.size.to_bytes(8, "little"), message.slot.to_bytes(8, "little")
-            self._gpu_shares.want(b"".join(words))
-        else:
-            self._gpu_mappings.handle(message)
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
         """Reports a fatal error to the connection's owner, in the reactor's thread."""
@@ -468,14 +454,27 @@ class ShmStream:
         if not self._gpu_shares or self._peer_gone or self._pid != os.getpid():
             return
         limit = time.monotonic() + PATIENCE
-        control = select.poll()
-        control.register(self._control.fd, select.POLLIN)
         while self._gpu_shares and not self._peer_gone:
             if not self._gpu_shares.seen:
                 limit = min(limit, time.monotonic() + _ANSWER)
-            control.poll(20)
-            if self._pumped() is not None or time.monotonic() > limit:
+            try:
+                self._await_control(0.020)
+            except TransferError:
                 return
+            if time.monotonic() > limit:
+                return
+
+    def _await_control(self, seconds: float) -> None:
+        """Handles what the peer says, in this thread or the reactor's. Raises what ends the connection."""
+        if seconds:
+            control = select.poll()
+            control.register(self._control.fd, select.POLLIN)
+            control.poll(seconds * 1000)
+        error = uninterrupted(self._pumped, None)  # a message is read once
+        if error is not None:
+            raise error
+        if seconds and self._peer_gone:
+            raise Broken("the peer is gone")
 
     def _unmapped(self) -> None:
         """The peer's memory may be free for it, after the end."""

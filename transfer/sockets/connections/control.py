@@ -12,7 +12,7 @@ from transfer.sockets.connections.topic_positions import check_log_prefix, decod
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Peer
 from transfer.transports.core.wire import Control, Flag, SocketType
-from transfer.transports.errors import Broken, Closed, ProtocolError
+from transfer.transports.errors import Broken, ProtocolError, TransferError
 from transfer.transports.reactor import READABLE
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Controls:
         socket = self._state.socket()
         if socket is not None:
             # Another thread may close the socket or the stream now: then there is nothing to find.
-            with suppress(Closed, Broken):
+            with suppress(TransferError):  # nor does a message that cannot be read now end this
                 socket._readable()  # finds the end, unless data precedes it
 
     def arrived(self, stream: Any, frame: Any) -> None:
