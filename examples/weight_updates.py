@@ -3,8 +3,8 @@
     python -m examples.weight_updates --updates 20
 
 The weights are the model's state_dict, one message each; `out=` writes them into the other model. Where both
-processes see the same GPU the tensors do not leave it, elsewhere they go through shared memory, by the same
-program. The inference process reports how well each version answers.
+processes see the same GPU, tensors of 64 KiB and more do not leave it, once the first message has arrived;
+elsewhere they go through shared memory, by the same program. The inference process reports how well each version answers.
 """
 
 from __future__ import annotations

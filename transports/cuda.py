@@ -84,7 +84,7 @@ class Cuda:
 
     def pieces(self, index: int, pointer: int, nbytes: int) -> list[tuple[int, int]]:
         """(first address, bytes) of the pieces that this memory was mapped from. Raises DeviceError."""
-        from transfer.transports.core.native.gpu_pieces import piece_at
+        from transfer.transports.core.native.gpu_mapping import piece_at
 
         context, at, found = self.context(index), pointer, []
         while at < pointer + nbytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from transfer.transports.errors import Closed
 #: smaller blocks share a slab of this size; a larger block is a slab
 SLAB = 4 << 20
 _SMALLEST = 4096
-#: bytes of free slabs that stay prepared
+#: bytes of slabs beyond which free large ones are closed, when a larger block is needed
 KEPT = 256 << 20
 
 
@@ -74,8 +75,7 @@ class SlabPool:
         self._begin_wait = begin_wait
         self._lock = threading.Lock()
         self._free: dict[int, list[MemoryBlock]] = {}
-        self._carved: list[Slab] = []
-        self._large: list[Slab] = []
+        self._slabs: set[Slab] = set()
         self._returned: dict[MemoryBlock, Any] = {}
 
     def take(self, nbytes: int) -> MemoryBlock:
@@ -114,18 +114,17 @@ class SlabPool:
         return bool(self._returned)
 
     def drop_free(self, before: float) -> bool:
-        """Closes the slabs of large blocks that have been free since then. Returns whether any slab is left
-        that is a large block."""
-        dropped = []
+        """Closes the slabs of which all blocks have been free since then. Returns whether any slab is left."""
         with self._lock:
             if self.closed:
                 return False
             self._collect()
-            for blocks in self._free.values():
-                for block in [one for one in blocks if one.size > SLAB // 2 and one.returned <= before]:
-                    blocks.remove(block)
-                    dropped.append(self._without(block.slab))
-            left = bool(self._large)
+            dropped = self._unused(before)
+            for slab in dropped:
+                self._without(slab)
+            for blocks in self._free.values() if dropped else ():
+                blocks[:] = [one for one in blocks if one.slab not in dropped]
+            left = bool(self._slabs)
         for slab in dropped:  # without the lock: to free memory of a GPU waits for its work
             slab.close()
         return left
@@ -136,10 +135,9 @@ class SlabPool:
             self.closed = True
             self._free.clear()
             self._returned.clear()
-            for slab in self._carved + self._large:
+            for slab in self._slabs:
                 slab.close()
-            self._carved.clear()
-            self._large.clear()
+            self._slabs.clear()
             self.registered = 0
 
     # -- under the lock
@@ -158,19 +156,24 @@ class SlabPool:
     def _new(self, size: int, large: bool) -> MemoryBlock:
         if large:
             self._trim(size)
-            slab = self._slab(size)
-            self._large.append(slab)
-            return MemoryBlock(slab, 0, size)
+            return MemoryBlock(self._slab(size), 0, size)
         slab = self._slab(SLAB)
-        self._carved.append(slab)
         blocks = [MemoryBlock(slab, at, size) for at in range(0, SLAB - size + 1, size)]
         self._free.setdefault(size, []).extend(blocks[1:])
         return blocks[0]
 
     def _slab(self, size: int) -> Slab:
         slab = self._make(size)
+        self._slabs.add(slab)
         self.registered += size
         return slab
+
+    def _unused(self, before: float) -> set[Slab]:
+        free: Counter[Slab] = Counter()
+        for blocks in self._free.values():
+            free.update(one.slab for one in blocks if one.returned <= before)
+        sizes = {one.slab: one.size for blocks in self._free.values() for one in blocks}
+        return {slab for slab, count in free.items() if count == slab.size // sizes[slab]}
 
     def _trim(self, coming: int) -> None:
         """Drops free large slabs of other sizes while too much memory would be kept."""
@@ -181,6 +184,6 @@ class SlabPool:
 
     def _without(self, slab: Slab) -> Slab:
         """The slab, which is not the pool's any more."""
-        self._large.remove(slab)
+        self._slabs.discard(slab)
         self.registered -= slab.size
         return slab

@@ -352,3 +352,69 @@ def receive(end):
     end.tell(count)
 """
     run(HEAD + program + TAIL)
+
+
+@pytest.mark.parametrize("kind", ["pieces", "allocation", "copy"])
+def test_interrupts_of_the_receiver(run, kind):
+    """A signal handler raises anywhere in a receive. A tensor is the receiver's until it deletes it, comes once,
+    and its memory is unmapped before the sender may free it (the driver ends the process otherwise)."""
+    program = """
+KIND = sys.argv[1]
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(number, frame):
+    raise Interrupt
+
+def send(end):
+    end.until_wanted()
+    for number in range(1, 401):
+        byte = number % 251
+        if KIND == "pieces":
+            segment = Segment(2)
+            array = segment.part(0, segment.nbytes)
+        else:
+            segment = array = end.array(100_000, typestr="|u1")
+        end.fill(array, byte)
+        tracker = end.socket.send_tensor(array, copy=None if KIND == "copy" else False)
+        if tracker is not None:
+            tracker.wait(PATIENCE)
+        segment.close()
+    end.socket.send_tensor(numpy.ones(1))
+    end.hear()
+    assert end.null.pieces() == 0
+
+def receive(end):
+    end.want()
+    signal.signal(signal.SIGALRM, interrupt)
+    kept, interrupted, count = [], 0, 0
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + (interrupted % 40) * 0.00005)
+            tensor = None
+            tensor = end.socket.recv_tensor(device="cuda:0")
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            interrupted += 1
+            if tensor is None:
+                continue
+        if tensor.shape == (1,):
+            break
+        count += 1
+        pointer = tensor.__cuda_array_interface__["data"][0]
+        end.context.synchronize(1)
+        end.read(tensor)
+        assert end.null.peek(pointer, 1) == bytes([count % 251]), (count, end.null.peek(pointer, 1))
+        if KIND == "copy":
+            kept.append((pointer, count % 251, tensor))
+            for where, byte, _ in kept:
+                assert end.null.peek(where, 1) == bytes([byte])
+            del kept[:-3]
+        del tensor
+    assert count == 400, count
+    assert interrupted > 50, interrupted
+    until(lambda: end.null.pieces() == 0)
+    end.tell()
+"""
+    run(HEAD + program + TAIL, kind)

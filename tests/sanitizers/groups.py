@@ -21,7 +21,7 @@ FUZZ = (
 SHM = ("tests/shm",)
 #: on the null provider
 RDMA = tuple(f"tests/rdma/test_{name}.py" for name in ("stream", "faults", "device_events", "sockets"))
-#: on the null driver
+#: on the null driver, whose own threads TSan does not see
 CUDA = ("tests/cuda",)
 
 #: of each sanitizer: what pytest is asked for, by group
@@ -41,7 +41,6 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "faults": FAULTS[2:],
         "shm": SHM,
         "rdma": RDMA,
-        "cuda": CUDA,
     },
 }
 #: those of `make test-asan` and `make test-tsan`

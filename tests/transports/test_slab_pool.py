@@ -65,10 +65,24 @@ def test_what_was_free_for_a_while_is_closed():
     blocks.give_back(small)
     assert blocks.drop_free(before=0.0) and not any(slab.closed for slab in made)
     assert blocks.drop_free(before=time.monotonic())
-    assert [slab.closed for slab in made] == [0, 1, 0]
+    assert [slab.closed for slab in made] == [0, 1, 1], "all of a small block's slab was free"
     blocks.give_back(used)
     assert not blocks.drop_free(before=time.monotonic() + 1)
-    assert blocks.registered == SLAB
+    assert blocks.registered == 0
+
+
+def test_a_slab_stays_while_one_of_its_blocks_is_used():
+    blocks, made = pool()
+    taken = [blocks.take(SLAB // 4) for _ in range(9)]
+    for block in taken[:7]:
+        blocks.give_back(block)
+    assert blocks.drop_free(before=time.monotonic() + 1)
+    assert [slab.closed for slab in made] == [1, 0, 0]
+    again = [blocks.take(SLAB // 4) for _ in range(6)]
+    assert len(made) == 3 and len({(id(one.slab), one.offset) for one in again + taken[7:]}) == 8
+    for block in again + taken[7:]:
+        blocks.give_back(block)
+    assert not blocks.drop_free(before=time.monotonic() + 1) and blocks.registered == blocks.in_use == 0
 
 
 def test_the_end():

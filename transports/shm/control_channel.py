@@ -36,8 +36,8 @@ BLOCK, RELEASED, FORGET = 3, 4, 5
 #: a GPU that the sender of this takes payloads on, by its UUID in two numbers; a block on one, with handles;
 #: reports that a payload is free, that a block is given up, that the other side does not map it any more
 GPU_WANTED, GPU_BLOCK, GPU_RELEASED, GPU_FORGET, GPU_UNMAPPED = 6, 7, 8, 9, 10
-#: asks for pieces of a block on a GPU: from which number on, and how many at most; the answer, with the number
-#: of the first, the bytes of each, and their descriptors. Without descriptors: its owner cannot export them
+#: asks for pieces of a block on a GPU: from which number on, and how many at most; the answer, with the
+#: number of the first, the bytes of each, and their descriptors; none: its owner cannot export them
 GPU_ASK, GPU_PIECES = 11, 12
 #: of a block on a GPU: for many payloads; for one, of the sender's own; to be tried; as LENT, in pieces
 KEPT, LENT, TRY, PIECES = 0, 1, 2, 3

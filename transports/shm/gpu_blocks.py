@@ -5,14 +5,14 @@
 | TriedBlock | our own, small | a handle of the allocation, to find out whether it can |
 | GpuBlock | our own | a handle of the allocation, for many payloads |
 | LentAllocation | a tensor's, of cudaMalloc | a handle of the allocation, for one payload |
-| LentPieces | a tensor's, mapped piece by piece | a descriptor of each piece, which it asks for, for one payload |
+| LentPieces | a tensor's, mapped piece by piece | descriptors, for which it asks, for one payload |
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transfer.transports import cuda, gpu
 from transfer.transports.errors import DeviceError
@@ -32,6 +32,7 @@ class GpuBlock:
 
     how: ClassVar = control_channel.KEPT
     is_lent: ClassVar = False
+    _unknown: cuda.GpuMemory | None = None
 
     def __init__(self, driver: cuda.Cuda, number: int, index: int, nbytes: int) -> None:
         from transfer.transports.core.native.cuda import GpuEvent
@@ -47,9 +48,9 @@ class GpuBlock:
         self.kept = False
 
     def _memory(self, nbytes: int) -> int:
-        #: freed with this object, if an interrupt ends its making
-        self._own: cuda.GpuMemory | None = cuda.GpuMemory(self.context, nbytes)
-        return self._own.pointer
+        #: freed with this object until the peer may know it: where an interrupt ends its making
+        self._unknown = cuda.GpuMemory(self.context, nbytes)
+        return self._unknown.pointer
 
     def _handle(self) -> bytes:
         handle: bytes = self.context.export(self.pointer)
@@ -58,6 +59,7 @@ class GpuBlock:
     def announce(self, control: ControlChannel) -> bool:
         """Tells the peer its handles. False: the peer has not read earlier messages, or is gone. Raises
         DeviceError."""
+        self._keep()
         handles = bytes(self.uuid + self._handle() + self.ready.handle)
         own_blocks[handles] = self
         self.announced = control.announce(
@@ -67,7 +69,16 @@ class GpuBlock:
 
     def free(self) -> None:
         """The peer has not mapped it. Idempotent."""
-        self.pointer, self._own = 0, None
+        self._keep()
+        pointer, self.pointer = self.pointer, 0
+        if pointer:
+            self.context.free(pointer)
+
+    def _keep(self) -> None:
+        """From now on only `free` frees it: the peer may map it, also when this process ends."""
+        unknown, self._unknown = self._unknown, None
+        if unknown is not None:
+            unknown.pointer = 0
 
 
 class TriedBlock(GpuBlock):
@@ -110,19 +121,28 @@ class LentPieces(LentAllocation):
         return bytes(control_channel.HANDLE)
 
     def send_pieces(self, control: ControlChannel, first: int, most: int) -> None:
-        """Answers the peer that asks for `most` pieces from number `first` on; it asks again where nothing
-        comes."""
-        from transfer.transports.core.native.gpu_pieces import ExportedPieces
-
+        """Answers the peer that asks for `most` pieces from number `first` on; it asks again for those that
+        do not come."""
         pieces = self._pieces[first : first + min(most, control_channel.MOST_DESCRIPTORS)]
-        try:
-            exported = ExportedPieces(self.context, [address for address, _ in pieces])
-            sizes = b"".join(size.to_bytes(control_channel.LENGTH, "little") for _, size in pieces)
-            descriptors = exported.descriptors
-        except DeviceError as error:
-            logger.warning("memory of a GPU that a peer asks for cannot be exported: %s", error)
-            sizes, descriptors = b"", []
+        exported = None
+        while pieces and exported is None:
+            exported = self._exported(pieces)
+            pieces = (
+                pieces[: len(pieces) // 2] if exported is None else pieces
+            )  # are there fewer descriptors?
+        sizes = b"".join(size.to_bytes(control_channel.LENGTH, "little") for _, size in pieces)
+        descriptors = [] if exported is None else exported.descriptors
         control.announce(control_channel.GPU_PIECES, self.number, first, 0, sizes, descriptors)
+
+    def _exported(self, pieces: list[tuple[int, int]]) -> Any:
+        from transfer.transports.core.native.gpu_mapping import ExportedPieces
+
+        try:
+            return ExportedPieces(self.context, [address for address, _ in pieces])
+        except DeviceError as error:
+            if len(pieces) == 1:
+                logger.warning("memory of a GPU for which a peer asks cannot be exported: %s", error)
+            return None
 
 
 def lent_block(driver: cuda.Cuda, number: int, payload: gpu.OnGpu) -> LentAllocation | None:

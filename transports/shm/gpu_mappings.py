@@ -132,8 +132,8 @@ class GpuMappings:
         return False
 
     def fetch(self, number: int, share: int, offset: int, size: int) -> Any:
-        """The payload, a GpuPayload. Without the owner's lock. Raises ProtocolError, Broken after `close`, and
-        DeviceError or OutOfDescriptors if it cannot be mapped now: its message stays unread."""
+        """The payload, a GpuPayload. Without the owner's lock. Raises ProtocolError, Broken after `close`,
+        and DeviceError or OutOfDescriptors if it cannot be mapped now: its message stays unread."""
         from transfer.transports.core.native.gpu_payload import GpuPayload
 
         driver = cuda.load()
@@ -226,8 +226,8 @@ class GpuMappings:
                 return False
         block = self.blocks[number]
         block.borrowed.discard(share)
-        self._unmap_unused(number, block)
-        self._control.send(control_channel.GPU_RELEASED, number, share)
+        if self._unmap_unused(number, block):
+            self._control.send(control_channel.GPU_RELEASED, number, share)
         return True
 
     def _forget(self, number: int) -> None:
@@ -237,16 +237,19 @@ class GpuMappings:
             block.leaving = True
             self._unmap_unused(number, block)
 
-    def _unmap_unused(self, number: int, block: MappedGpuBlock) -> None:
-        """Before a payload is reported as free: its memory may end then."""
-        if not block.borrowed and (block.is_lent or block.leaving):
-            del self.blocks[number]
-            try:
-                block.unmap()
-            except DeviceError as error:
-                logger.warning("memory of a GPU of another process stays mapped: %s", error)
-            if not block.is_lent:
-                self._control.send(control_channel.GPU_UNMAPPED, number, True)
+    def _unmap_unused(self, number: int, block: MappedGpuBlock) -> bool:
+        """Before a payload is reported as free: its memory may end then. False: it stays mapped."""
+        if block.borrowed or not (block.is_lent or block.leaving):
+            return True
+        del self.blocks[number]
+        try:
+            block.unmap()
+        except DeviceError as error:
+            logger.warning("memory of a GPU of another process stays mapped: %s", error)
+            return False
+        if not block.is_lent:
+            self._control.send(control_channel.GPU_UNMAPPED, number, True)
+        return True
 
     def finish(self, last: Callable[[], None]) -> None:
         """There is no reactor any more: waits for the work on deleted payloads, here and at the end of the

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -52,8 +53,8 @@ _CANNOT_MAP = (
 _SEND_ITSELF = "copy=False sends the tensors themselves, which takes no such memory"
 
 _STILL_SEEN = (
-    "a peer still uses tensors in this process's memory of a GPU (%d): they end with this process (delete them "
-    "there first, or copy them)"
+    "a peer still uses tensors in this process's memory of a GPU (%d): they end with this process (delete "
+    "them there first, or copy them)"
 )
 _KEPT = "the context ended while a peer still uses this memory of a GPU"
 #: blocks of ended contexts that peers may still have mapped
@@ -82,10 +83,12 @@ class GpuShare(NamedTuple):
 
 
 class GpuShares:
-    """Of one connection. Used under its owner's lock, who informs the owners of ended shares without it."""
+    """Of one connection. Used under its owner's lock, who informs the owners of ended shares without it.
+    attend: has `go_on` called a little later."""
 
-    def __init__(self, control: ControlChannel) -> None:
+    def __init__(self, control: ControlChannel, attend: Callable[[], None]) -> None:
         self._control = control
+        self._attend = attend
         #: GPUs, by their UUID, that the peer wants memory of
         self.wanted: set[bytes] = set()
         #: whether the peer can map memory of a GPU; the number of the block that it tries
@@ -99,6 +102,7 @@ class GpuShares:
         self._leaving: set[int] = set()
         #: what the GPU still copies to blocks: an event behind the copy, and what keeps the tensor
         self._copying: deque[tuple[Any, gpu.OnGpu]] = deque()
+        self._attended = False
         self._shares: dict[int, GpuShare] = {}
         self._total = 0
         self._used = self._closed = False
@@ -217,6 +221,9 @@ class GpuShares:
         try:
             block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
             self._copying.append((block.ready, payload))
+            if not self._attended:
+                self._attended = True
+                self._attend()
             block.context.copy(block.pointer, payload.pointer, payload.nbytes, payload.stream)
             block.ready.record(payload.stream)
             self._announce(block)
@@ -245,9 +252,11 @@ class GpuShares:
         leaving = sum(self._blocks[number].size for number in self._leaving)
         if self._total - leaving + size <= LIMIT:
             return RegistrationError("gpu_leaving", f"the peer still unmaps what is free of the {most}")
-        why = f"no {-(-size >> 20)} MiB are left of the {most}: the peer uses them, or this message"
-        # What is larger than all of it will never have room.
-        return RegistrationError("gpu" if size > LIMIT else "gpu_held", why, hint=_SEND_ITSELF)
+        wanted = f"{-(-size >> 20)} MiB"
+        if size > LIMIT:
+            return RegistrationError("gpu", f"{wanted} are more than the {most}", hint=_SEND_ITSELF)
+        why = f"no {wanted} are free of the {most}: the peer uses them, or this message does"
+        return RegistrationError("gpu_held", why, hint=_SEND_ITSELF)
 
     def _announce(self, block: GpuBlock) -> None:
         if not (block.announced or block.announce(self._control)):
@@ -272,7 +281,6 @@ class GpuShares:
     def end(self, number: int) -> list[GpuShare]:
         """The peer does not see it any more, nor has mapped lent memory: whom to inform. It may have ended
         before."""
-        self._let_go()
         share = self._remove(number)
         return [] if share is None else [share]
 
@@ -303,14 +311,19 @@ class GpuShares:
     # -- the end of blocks
 
     def _let_go(self) -> None:
-        """Of the tensors whose copies are done."""
         with suppress(DeviceError):  # a stream that is being captured into a graph, or a GPU that fails
             while self._copying and self._copying[0][0].done:
                 self._copying.popleft()
 
+    def go_on(self) -> None:
+        """Lets go of tensors whose copies are done."""
+        self._let_go()
+        self._attended = bool(self._copying)
+        if self._attended:
+            self._attend()
+
     def rest(self) -> None:
         """Gives up blocks that were not used since the last call."""
-        self._let_go()
         used, self._used = self._used, False
         if not used:
             self._give_up(self._total)

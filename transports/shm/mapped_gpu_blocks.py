@@ -25,10 +25,12 @@ class MappedGpuBlock:
 
     def __init__(self, size: int, handles: bytes, lent: bool) -> None:
         self.size, self.is_lent = size, lent
-        self._handles, self._mapped = handles, False
+        self._handles = handles
         self.uuid, self.handle = handles[:UUID], handles[UUID : UUID + HANDLE]
         self.event_handle = handles[UUID + HANDLE :]
         self.context: Any = None
+        #: what is mapped; None: nothing, or memory of this process
+        self._range: Any = None
         self.pointer = 0
         self.ready: Any = None
         self._event_after: Any = None
@@ -45,37 +47,32 @@ class MappedGpuBlock:
         if own is not None:  # the peer is in this process
             if self.size > own.size:
                 raise ProtocolError("reference", "memory of a GPU is smaller than its announcement")
-            self.context, self.pointer, self.ready, self._mapped = own.context, own.pointer, own.ready, False
+            self.context, self.pointer, self.ready = own.context, own.pointer, own.ready
             return
         context = driver.context(index)
-        pointer = self._map(driver, context)
-        try:
-            self.ready = GpuEvent(context, handle=self.event_handle)
-        except BaseException:
-            self._unmap(context, pointer)
-            raise
-        self.context, self.pointer, self._mapped = context, pointer, True
+        mapped = self._mapped(driver, context)
+        ready = GpuEvent(context, handle=self.event_handle)
+        self.context, self.ready = context, ready
+        self._range, self.pointer = mapped, mapped.pointer
 
-    def _map(self, driver: cuda.Cuda, context: Any) -> int:
-        pointer: int
-        [pointer] = map(context.map, (self.handle,))  # no signal handler comes between call and assignment
-        if driver.range_of(pointer)[1] < self.size:
-            context.unmap(pointer)
+    def _mapped(self, driver: cuda.Cuda, context: Any) -> Any:
+        from transfer.transports.core.native.gpu_mapping import MappedAllocation
+
+        mapped = MappedAllocation(context, self.handle)
+        if driver.range_of(mapped.pointer)[1] < self.size:
             raise ProtocolError("reference", "memory of a GPU is smaller than its announcement")
-        return pointer
-
-    def _unmap(self, context: Any, pointer: int) -> None:
-        context.unmap(pointer)
+        return mapped
 
     def recorded(self, used: tuple[Any, int, Any]) -> Any:
         """An event of the moment when the last use of a payload is done. Raises DeviceError."""
         return self._event_after(*used)
 
     def unmap(self) -> None:
-        """Idempotent."""
-        pointer, self.pointer, self.ready = self.pointer, 0, None
-        if pointer and self._mapped:
-            self._unmap(self.context, pointer)
+        """Idempotent. Raises DeviceError."""
+        mapped, self._range = self._range, None
+        self.pointer, self.ready = 0, None
+        if mapped is not None:
+            mapped.close()
 
 
 class MappedInPieces(MappedGpuBlock):
@@ -84,7 +81,6 @@ class MappedInPieces(MappedGpuBlock):
     def __init__(self, size: int, handles: bytes) -> None:
         super().__init__(size, handles, lent=True)
         self._imported: list[Any] = []
-        self._range: Any = None
         #: why the last ones that were asked for did not come
         self.failure: TransferError | None = None
         #: how many to ask for
@@ -101,7 +97,7 @@ class MappedInPieces(MappedGpuBlock):
 
     def add(self, driver: cuda.Cuda, index: int, message: ShmControlMessage) -> None:
         """Imports pieces. Raises ProtocolError."""
-        from transfer.transports.core.native.gpu_pieces import ImportedPiece
+        from transfer.transports.core.native.gpu_mapping import ImportedPiece
 
         if message.size != self.count or not self.lacks:  # it was asked for twice
             return
@@ -123,12 +119,7 @@ class MappedInPieces(MappedGpuBlock):
         except DeviceError as error:
             self.failure = error
 
-    def _map(self, driver: cuda.Cuda, context: Any) -> int:
-        from transfer.transports.core.native.gpu_pieces import MappedPieces
+    def _mapped(self, driver: cuda.Cuda, context: Any) -> Any:
+        from transfer.transports.core.native.gpu_mapping import MappedPieces
 
-        self._range = MappedPieces(context, self._imported)
-        pointer: int = self._range.pointer
-        return pointer
-
-    def _unmap(self, context: Any, pointer: int) -> None:
-        self._range.close()
+        return MappedPieces(context, self._imported)

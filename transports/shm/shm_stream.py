@@ -92,7 +92,7 @@ class ShmStream:
         # -- sent by this side
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend, weakly(self, "_announce"))
         self._lending = ExportedBlocks(self._control)
-        self._gpu_shares = GpuShares(self._control)
+        self._gpu_shares = GpuShares(self._control, attend)
         #: payloads that the connection carried itself, by reason
         self.refused: Counter[str] = Counter()
         # -- sent by the peer
@@ -427,6 +427,7 @@ class ShmStream:
             self._report_dropped()
         with self._lock:
             self._gpu_mappings.go_on()
+            self._gpu_shares.go_on()
             busy = self._lending or self._borrowed or self._gpu_shares or self._gpu_mappings
             if self._closed and not busy and not self._control.waiting:
                 self.end()

@@ -22,7 +22,8 @@ struct properties { int type, handle_types; struct location location; void *rest
 struct access { struct location location; int flags; };
 
 struct piece {
-    int fd, device, handle_types;
+    int fd, device, handle_types;       /* fd: of the process that made it */
+    char *imported;                     /* the bytes, in another one, which needs no descriptor */
     size_t size;
     int handles, mappings;
 };
@@ -48,7 +49,8 @@ static struct piece *make(int fd, size_t size, int device, int handle_types) {
 
 static void end_unused(struct piece *piece) {
     if (piece->handles || piece->mappings) return;
-    close(piece->fd);
+    if (piece->imported) munmap(piece->imported, piece->size);
+    else close(piece->fd);
     free(piece);
     pieces--;
 }
@@ -99,7 +101,7 @@ API int cuMemRetainAllocationHandle(handle_t *handle, void *address) {
 
 API int cuMemExportToShareableHandle(int *fd, handle_t handle, int type, unsigned long long flags) {
     struct piece *piece = (struct piece *)handle;
-    if (flags || type != POSIX_FD || !(piece->handle_types & POSIX_FD)) return INVALID_VALUE;
+    if (flags || type != POSIX_FD || !(piece->handle_types & POSIX_FD) || piece->imported) return INVALID_VALUE;
     *fd = fcntl(piece->fd, F_DUPFD_CLOEXEC, 0);
     return *fd < 0 ? OUT_OF_MEMORY : SUCCESS;
 }
@@ -113,10 +115,12 @@ API int cuMemImportFromShareableHandle(handle_t *handle, void *given, int type) 
     if (strncmp(target, start, strlen(start)) || fstat((int)(intptr_t)given, &file)) return INVALID_VALUE;
     if (!null_number("NULL_CUDA_PIECES", 1)) return NOT_SUPPORTED;
     int device = atoi(target + strlen(start)) - (int)null_number("NULL_CUDA_FIRST", 0);
-    int fd = fcntl((int)(intptr_t)given, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0) return OUT_OF_MEMORY;
+    char *imported = mmap(NULL, file.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, (int)(intptr_t)given, 0);
+    if (imported == MAP_FAILED) return OUT_OF_MEMORY;
     pthread_mutex_lock(&null_lock);
-    *handle = (handle_t)make(fd, file.st_size, device, POSIX_FD);
+    struct piece *piece = make(-1, file.st_size, device, POSIX_FD);
+    piece->imported = imported;
+    *handle = (handle_t)piece;
     pthread_mutex_unlock(&null_lock);
     return SUCCESS;
 }
@@ -180,7 +184,8 @@ API int cuMemMap(pointer_t pointer, size_t size, size_t offset, handle_t handle,
         one->next = null_allocations;
         null_allocations = one;
         piece->mappings++;
-        mmap(one->data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, piece->fd, 0);
+        if (piece->imported) mremap(piece->imported, 0, size, MREMAP_MAYMOVE | MREMAP_FIXED, one->data);
+        else mmap(one->data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, piece->fd, 0);
         answer = SUCCESS;
     }
     pthread_mutex_unlock(&null_lock);

@@ -10,8 +10,8 @@ dlpack           DLPack's capsules, given and read
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
 filling          memory that is sent while it is filled, from its beginning on
 flusher          the native thread as Python sees it, and the release of finished Python objects
+gpu_mapping      memory of other processes' GPUs, mapped here: allocations and exported pieces
 gpu_payload      a payload in memory of a GPU, as a frame's data
-gpu_pieces       memory of a GPU that was mapped piece by piece, for other processes and of them
 header           parses the first bytes of a frame: every length is checked here, before memory is allocated
 incoming         the receiving half of a Stream
 json_check       checks whether JSON decoders can read a peer's text, without the GIL

@@ -1,13 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Memory of a GPU that was mapped piece by piece, as PyTorch's expandable segments are.
+"""Memory of a GPU in other processes: an allocation by its handle, or pieces, as of PyTorch's expandable
+segments.
 
-Its owner exports each piece as a descriptor. Another process imports them, and maps them behind each other.
-A piece's physical memory stays while one process has mapped it. Errors: DeviceError("cuda").
+The owner of pieces exports each as a descriptor. Another process imports them, and maps them behind each
+other. A piece's physical memory stays while one process has mapped it. What is mapped is an object, which
+unmaps it at its end: a signal handler that raises leaves nothing. Errors: DeviceError("cuda").
 """
 
 cimport cython
 from libc.stdint cimport uint64_t
 from posix.unistd cimport close
+
+from transfer.transports.errors import DeviceError
 
 from transfer.transports.core.native.cuda cimport GpuContext, leave
 from transfer.transports.core.native.libcuda cimport (
@@ -44,8 +48,7 @@ cdef int export(GpuContext owner, uint64_t address) except -1:
 
 @cython.no_gc
 cdef class ExportedPieces:
-    """Descriptors of the pieces at these addresses. They are closed with this object: a signal handler that
-    raises leaves none open."""
+    """Descriptors of the pieces at these addresses. They are closed with this object."""
 
     cdef readonly list descriptors
 
@@ -59,7 +62,7 @@ cdef class ExportedPieces:
             close(descriptor)
 
 
-# This and MappedPieces need their context at their end: the collector must not clear it before.
+# These need their context at their end: the collector must not clear it before.
 @cython.no_gc
 cdef class ImportedPiece:
     """Another process's piece. descriptor: may be closed afterwards."""
@@ -83,6 +86,31 @@ cdef class ImportedPiece:
     def __dealloc__(self):
         if self.is_imported and is_ours():
             cuda.cuMemRelease(self.handle)
+
+
+@cython.no_gc
+cdef class MappedAllocation:
+    """Another process's allocation, by the handle that `GpuContext.export` made there. Mapped until `close`,
+    or its end."""
+
+    cdef GpuContext owner
+    cdef readonly uint64_t pointer
+
+    def __init__(self, GpuContext owner, bytes handle):
+        self.owner = owner
+        self.pointer = owner.map(handle)
+
+    def close(self):
+        """Waits for the GPU's use of it. Idempotent."""
+        pointer, self.pointer = self.pointer, 0
+        if pointer and is_ours():
+            self.owner.unmap(pointer)
+
+    def __dealloc__(self):
+        try:
+            self.close()
+        except DeviceError:
+            pass
 
 
 @cython.no_gc
