@@ -4,7 +4,8 @@
 
 The weights are the model's state_dict, one message each; `out=` writes them into the other model. Where both
 processes see the same GPU, tensors of 64 KiB and more do not leave it, once the first message has arrived;
-elsewhere they go through shared memory, by the same program. The inference process reports how well each version answers.
+elsewhere they go through shared memory, by the same program. The inference process reports how well each
+version answers.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class SlabPool:
         return bool(self._returned)
 
     def drop_free(self, before: float) -> bool:
-        """Closes the slabs of which all blocks have been free since then. Returns whether any slab is left."""
+        """Closes slabs of which all blocks have been free since then. Returns whether any slab is left."""
         with self._lock:
             if self.closed:
                 return False

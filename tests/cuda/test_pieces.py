@@ -356,8 +356,8 @@ def receive(end):
 
 @pytest.mark.parametrize("kind", ["pieces", "allocation", "copy"])
 def test_interrupts_of_the_receiver(run, kind):
-    """A signal handler raises anywhere in a receive. A tensor is the receiver's until it deletes it, comes once,
-    and its memory is unmapped before the sender may free it (the driver ends the process otherwise)."""
+    """A signal handler raises anywhere in a receive. A tensor comes once, is the receiver's until it deletes
+    it, and is unmapped before the sender may free it (the driver ends the process otherwise)."""
     program = """
 KIND = sys.argv[1]
 

@@ -386,6 +386,9 @@ class GpuShares:
         process ends: to free it is undefined."""
         if self._shares:
             logger.warning(_STILL_SEEN, len(self._shares))
+        with suppress(DeviceError):
+            while self._copying:
+                self._copying.popleft()[0].synchronize()
         ended, self._shares = list(self._shares.values()), {}
         for block in list(self._blocks.values()):
             if not block.announced:
