@@ -230,12 +230,13 @@ class GpuMappings:
             self._control.send(control_channel.GPU_RELEASED, number, share)
         return True
 
-    def _forget(self, number: int) -> None:
-        """The peer gives up a block."""
+    def _forget(self, number: int) -> bool:
+        """The peer gives up a block. As `_unmap_unused`."""
         block = self.blocks.get(number)
-        if block is not None:
-            block.leaving = True
-            self._unmap_unused(number, block)
+        if block is None:
+            return True
+        block.leaving = True
+        return self._unmap_unused(number, block)
 
     def _unmap_unused(self, number: int, block: MappedGpuBlock) -> bool:
         """Before a payload is reported as free: its memory may end then. False: it stays mapped."""
@@ -281,6 +282,6 @@ class GpuMappings:
         """The connection has ended: only what is in use stays mapped, and the peer learns what never was."""
         self._closed = True
         for number, block in list(self.blocks.items()):
-            if block.is_lent and not block.borrowed:
+            was_never_taken = block.is_lent and not block.borrowed
+            if self._forget(number) and was_never_taken:
                 self._control.send(control_channel.GPU_UNMAPPED, number, True)
-            self._forget(number)

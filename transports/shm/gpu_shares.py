@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -59,6 +60,10 @@ _STILL_SEEN = (
 _KEPT = "the context ended while a peer still uses this memory of a GPU"
 #: blocks of ended contexts that peers may still have mapped
 _left: list[GpuBlock] = []
+
+#: copies of ended contexts, as in GpuShares
+_unfinished: deque[tuple[Any, gpu.OnGpu]] = deque()
+_ending = threading.Lock()
 
 logger = logging.getLogger("transfer")
 
@@ -141,12 +146,13 @@ class GpuShares:
     def place(self, payload: gpu.OnGpu, lend: bool, parts: Countdown | None, begun: list[int]) -> bytes:
         """The reference to a payload for the peer, which `parts` then counts. lend: of the tensor's own
         memory, where that can be mapped. begun: gets the share's number, which the caller cancels if
-        anything is raised. Raises RegistrationError("gpu"): the peer cannot see it, or there is no room."""
+        anything is raised. Raises RegistrationError: "gpu", the peer cannot see it, or it is too large;
+        "gpu_tried", "gpu_leaving", "gpu_held", not yet: see `check` and `_no_room`."""
         self.check(payload.uuid, payload.index)
         driver = cuda.load()
         assert driver is not None
         self._used = True
-        self._let_go()
+        _let_go(self._copying)
         number = self._next_share()
         begun.append(number)
         block: GpuBlock | None = None
@@ -310,14 +316,9 @@ class GpuShares:
 
     # -- the end of blocks
 
-    def _let_go(self) -> None:
-        with suppress(DeviceError):  # a stream that is being captured into a graph, or a GPU that fails
-            while self._copying and self._copying[0][0].done:
-                self._copying.popleft()
-
     def go_on(self) -> None:
         """Lets go of tensors whose copies are done."""
-        self._let_go()
+        _let_go(self._copying)
         self._attended = bool(self._copying)
         if self._attended:
             self._attend()
@@ -386,9 +387,10 @@ class GpuShares:
         process ends: to free it is undefined."""
         if self._shares:
             logger.warning(_STILL_SEEN, len(self._shares))
-        with suppress(DeviceError):
-            while self._copying:
-                self._copying.popleft()[0].synchronize()
+        with _ending:
+            _unfinished.extend(self._copying)
+            self._copying.clear()
+            _let_go(_unfinished)
         ended, self._shares = list(self._shares.values()), {}
         for block in list(self._blocks.values()):
             if not block.announced:
@@ -401,3 +403,10 @@ class GpuShares:
 
     def _end_shares(self) -> list[GpuShare]:
         return [share for number in list(self._shares) for share in self.end(number)]
+
+
+def _let_go(copies: deque[tuple[Any, gpu.OnGpu]]) -> None:
+    """Of the tensors whose copies are done."""
+    with suppress(DeviceError):  # a stream that is being captured into a graph, or a GPU that fails
+        while copies and copies[0][0].done:
+            copies.popleft()

@@ -467,13 +467,12 @@ class ShmStream:
 
     def _await_control(self, seconds: float) -> None:
         """Handles what the peer says, in this thread or the reactor's. Raises what ends the connection."""
-        if seconds:
-            control = select.poll()
-            control.register(self._control.fd, select.POLLIN)
-            control.poll(seconds * 1000)
-        error = uninterrupted(self._pumped, None)  # a message is read once
-        if error is not None:
-            raise error
+        control = select.poll()
+        control.register(self._control.fd, select.POLLIN)
+        if control.poll(seconds * 1000):
+            error = uninterrupted(self._pumped, None)  # a message is read once
+            if error is not None:
+                raise error
         if seconds and self._peer_gone:
             raise Broken("the peer is gone")
 
