@@ -377,11 +377,12 @@ def send(end):
         else:
             segment = array = end.array(100_000, typestr="|u1")
         end.fill(array, byte)
-        tracker = end.socket.send_tensor(array, copy=None if KIND == "copy" else False)
+        tracker = end.socket.send_tensors({"a": array}, meta=number, copy=None if KIND == "copy" else False)
+        end.socket.send_tensors({}, meta=0)
         if tracker is not None:
             tracker.wait(PATIENCE)
         segment.close()
-    end.socket.send_tensor(numpy.ones(1))
+    end.socket.send_tensors({}, meta=-1)
     end.hear()
     assert end.null.pieces() == 0
 
@@ -392,16 +393,21 @@ def receive(end):
     while True:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0002 + (interrupted % 40) * 0.00005)
-            tensor = None
-            tensor = end.socket.recv_tensor(device="cuda:0")
+            found = None
+            found = end.socket.recv_tensors(device="cuda:0")
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupt:
             interrupted += 1
-            if tensor is None:
+            if found is None:
                 continue
-        if tensor.shape == (1,):
+        tensors, number = found
+        if number < 0:
             break
+        if not tensors:
+            continue
+        tensor = tensors.pop("a")
         count += 1
+        assert number == count
         pointer = tensor.__cuda_array_interface__["data"][0]
         end.context.synchronize(1)
         end.read(tensor)

@@ -469,7 +469,7 @@ class ShmStream:
         """Handles what the peer says, in this thread or the reactor's. Raises what ends the connection."""
         control = select.poll()
         control.register(self._control.fd, select.POLLIN)
-        if control.poll(seconds * 1000):
+        if control.poll(seconds * 1000) or not seconds:  # another thread may still handle what it read
             error = uninterrupted(self._pumped, None)  # a message is read once
             if error is not None:
                 raise error
