@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,11 @@ from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import CORES, Loop, Pair, bytes_of, load_core, refusal
 from transfer.tensors import bundle
+from transfer.tensors.build import NUMPY
 from transfer.tensors.bundle import frames_of
+from transfer.tensors.bundle_arrival import BundleArrival
+from transfer.tensors.export import export
+from transfer.tensors.target import target_for
 from transfer.transports.core.wire import EXTENDED_MAX
 from transfer.transports.errors import NotATensor, ProtocolError, TensorMismatch, UsageError
 from transfer.transports.sizes import LARGE
@@ -379,3 +384,17 @@ def test_the_metadata_is_plain_json() -> None:
     data = bytes_of(frames[0][4])
     assert json.loads(data.rstrip(b"\0")) == {"a": [1, "ä"]}
     assert len(data) == 64
+
+
+def test_the_frames_of_another_peer_do_not_end_its_connection():
+    """A dict that stops in the middle, since its sender ended, and then a tensor of another peer: the sink is
+    asked for both in one receive."""
+    there = np.zeros(1 << 16)
+    sink = BundleArrival(NUMPY, {"a": target_for(there), "b": target_for(np.zeros(1 << 17))})
+    first, second, _ = frames_of({"a": np.ones(1 << 16), "b": np.ones(1 << 17)}, None, None)
+    assert sink(first[3], None, len(first[4])) is None
+    assert np.frombuffer(sink(second[3], None, there.nbytes), "u1").ctypes.data == there.ctypes.data
+    bits, header, data = export(np.ones(1 << 18))
+    assert sink(header, None, memoryview(data).nbytes) is None
+    with pytest.raises(TensorMismatch):
+        sink.finish([SimpleNamespace(flags=bits, topic=None, meta=header, data=data)])

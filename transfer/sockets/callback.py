@@ -18,6 +18,8 @@ logger = logging.getLogger("transfer")
 
 #: milliseconds between two checks whether the callback was removed
 _LOOK = 200
+#: seconds after a receive that fails, and after many in a row
+_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 
 
 class SocketDispatcher:
@@ -42,6 +44,7 @@ class SocketDispatcher:
     def _run(self) -> None:
         socket = self._socket
         due = time.monotonic() + socket._long_wait / 1000
+        pause = _PAUSE
         while not self._stopped:
             try:
                 if not socket.poll(_LOOK):
@@ -53,9 +56,12 @@ class SocketDispatcher:
                 continue
             except Closed:
                 return
-            except TransferError as error:  # a lost request of a REQ: report it and continue
+            except TransferError as error:  # a lost request of a REQ, a message that cannot be read now
                 self._failed(error)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
+            pause = _PAUSE
             try:
                 self._call(parts)
             except BaseException as error:  # noqa: BLE001 - whatever the user's function raises

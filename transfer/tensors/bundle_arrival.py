@@ -114,17 +114,16 @@ class BundleArrival:
         return None if self._index is None else self._place(self._index, meta, on_gpu)
 
     def _place(self, index: Index, meta: bytes, on_gpu: bool) -> Any:
-        """Returns memory of the caller for a separate frame. Compressed frames do not pass here, so the next
-        entry with this header is only likely the right one; `_fill` corrects that."""
+        """Returns memory of the caller for a separate frame. Compressed frames do not pass here, and those of
+        another peer's message may, where this one stopped in the middle: so the next entry with this header
+        is only likely the right one. `finish` corrects that."""
         for position in range(self._position, len(index.own)):
             entry = index.own[position]
             if entry.header == meta:
                 self._position = position + 1
                 buffer = self._placed[position] = None if on_gpu else self._buffer_for(entry)
                 return buffer
-        if any(entry.header == meta for entry in index.own):
-            return None  # asked again: the wait for a reply goes on after one that ended inside this frame
-        raise ProtocolError("tensor", "a frame that is not in the index of its bundle")
+        return None  # also asked again: the wait for a reply goes on after one that ended inside this frame
 
     def _buffer_for(self, entry: Entry) -> Any:
         assert self._targets is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import select
 import socket
 import struct
 import threading
@@ -212,6 +213,13 @@ class ControlChannel:
             return None
         except OSError:
             return Passed(b"", [], False)
+
+    def wait(self, seconds: float, *, room: bool = False) -> bool:
+        """Waits until there is something to read; room: or until something can be sent. Whether there is
+        something to read."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN | (select.POLLOUT if room else 0))
+        return any(events & ~select.POLLOUT for _, events in poll.poll(seconds * 1000))
 
     def _peek(self, connection: socket.socket) -> Passed:
         return fd_passing.receive(connection, _MOST, MOST_DESCRIPTORS + 1, peek=True)

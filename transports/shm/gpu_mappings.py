@@ -19,13 +19,13 @@ from transfer.transports.shm.control_channel import UUID, ControlChannel, ShmCon
 from transfer.transports.shm.mapped_gpu_blocks import MappedGpuBlock, MappedInPieces
 
 #: blocks that one peer may have announced at a time
-MOST_BLOCKS = 4096
-#: seconds until pieces are asked for again, and between two looks
-_AGAIN, _LOOK = 0.5, 0.002
+MOST_BLOCKS = 1 << 16
+#: seconds until pieces are asked for again, for a sender to answer, and between two looks
+_AGAIN, _ANSWER, _LOOK = 0.1, 0.5, 0.002
 _HINT = "the message stays unread: receive again"
 #: driver errors of a stream that is being captured into a graph: the event is recorded later
 _CAPTURE = "CAPTURE"
-#: seconds that a finalizer waits for a capture to end, and a receiver for the pieces of a tensor
+#: seconds that a finalizer waits for a capture to end
 _PATIENCE = 2.0
 
 logger = logging.getLogger("transfer")
@@ -101,6 +101,8 @@ class GpuMappings:
             block, driver = self.blocks.get(message.number), cuda.load()
             if isinstance(block, MappedInPieces) and driver is not None:
                 block.add(driver, self.wanted[block.uuid], message)
+                if block.lacks and block.failure is None:
+                    self._ask(message.number, block)
         else:
             self._forget(message.number)
 
@@ -119,6 +121,12 @@ class GpuMappings:
             self._control.send(control_channel.GPU_UNMAPPED, number, self._tried(block))
         elif not self._closed:
             self.blocks[number] = block
+            if isinstance(block, MappedInPieces) and block.lacks:
+                self._ask(number, block)  # they are here by the time that the message is read
+
+    def _ask(self, number: int, block: MappedInPieces) -> None:
+        block.asked, block.failure = time.monotonic(), None
+        self._control.send(control_channel.GPU_ASK, number, block.count, block.most)
 
     def _tried(self, block: MappedGpuBlock) -> bool:
         driver = cuda.load()
@@ -176,17 +184,17 @@ class GpuMappings:
             return block
 
     def _bring(self, number: int, block: MappedInPieces) -> None:
-        """Asks for the pieces that are not here, until all are. Raises what keeps them away."""
-        limit = time.monotonic() + _PATIENCE
-        while block.lacks and not block.pointer:
-            count, most, block.failure = block.count, block.most, None
-            self._control.send(control_channel.GPU_ASK, number, count, most)
-            again = time.monotonic() + _AGAIN
-            while block.lacks and (block.count, block.most) == (count, most) and time.monotonic() < again:
-                self._await_control(_LOOK)
-                if block.failure is not None:
-                    raise block.failure
-            if time.monotonic() > limit:
+        """Waits for the pieces that are not here. Raises what keeps them away."""
+        last, limit = -1, 0.0
+        while block.lacks and not (block.pointer or self._closed):
+            if block.count != last:
+                last, limit = block.count, time.monotonic() + _ANSWER
+            if block.failure is not None or time.monotonic() > block.asked + _AGAIN:
+                self._ask(number, block)
+            self._await_control(_LOOK)
+            if block.failure is not None:
+                raise block.failure
+            if block.count == last and block.lacks and time.monotonic() > limit:
                 raise DeviceError("cuda", "the sender of memory of a GPU does not answer", hint=_HINT)
 
     def ended(self, number: int, share: int, used: Any) -> None:
@@ -211,9 +219,7 @@ class GpuMappings:
                 event = None  # a GPU that fails does no more work
             self._ended.popleft()
             self._working.append((event, number, share, used))
-        for one in list(self._working):
-            if self._reported(*one):
-                self._working.remove(one)
+        self._working = [one for one in self._working if not self._reported(*one)]
         if (self._working or self._ended) and self._last is None:
             self._attend(False)
 

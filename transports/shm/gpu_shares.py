@@ -12,9 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from transfer.transports import cuda, gpu
@@ -43,6 +41,8 @@ GPU_REPORTS = (
 )
 #: bytes of one connection's blocks on all GPUs
 LIMIT = 2 << 30
+#: blocks of one connection; a peer may announce more (gpu_mappings.py), since it learns later of their end
+_MOST = 1 << 15
 #: GPUs that a peer may want memory of
 MOST_GPUS = 64
 
@@ -62,7 +62,7 @@ _KEPT = "the context ended while a peer still uses this memory of a GPU"
 _left: list[GpuBlock] = []
 
 #: copies of ended contexts, as in GpuShares
-_unfinished: deque[tuple[Any, gpu.OnGpu]] = deque()
+_unfinished: list[Copy] = []
 _ending = threading.Lock()
 
 logger = logging.getLogger("transfer")
@@ -87,6 +87,21 @@ class GpuShare(NamedTuple):
             self.parts.ended(error)
 
 
+class Copy:
+    """What the GPU copies to a block: keeps the tensor. ready: an event behind the copy, once it is there."""
+
+    def __init__(self, payload: gpu.OnGpu) -> None:
+        self.payload = payload
+        self.ready: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        try:
+            return self.ready is not None and bool(self.ready.done)
+        except DeviceError:  # its stream is being captured into a graph, or the GPU fails
+            return False
+
+
 class GpuShares:
     """Of one connection. Used under its owner's lock, who informs the owners of ended shares without it.
     attend: has `go_on` called a little later."""
@@ -105,8 +120,7 @@ class GpuShares:
         self._idle: list[GpuBlock] = []
         #: the peer was asked to give them up
         self._leaving: set[int] = set()
-        #: what the GPU still copies to blocks: an event behind the copy, and what keeps the tensor
-        self._copying: deque[tuple[Any, gpu.OnGpu]] = deque()
+        self._copying: list[Copy] = []
         self._attended = False
         self._shares: dict[int, GpuShare] = {}
         self._total = 0
@@ -147,7 +161,7 @@ class GpuShares:
         """The reference to a payload for the peer, which `parts` then counts. lend: of the tensor's own
         memory, where that can be mapped. begun: gets the share's number, which the caller cancels if
         anything is raised. Raises RegistrationError: "gpu", the peer cannot see it, or it is too large;
-        "gpu_tried", "gpu_leaving", "gpu_held", not yet: see `check` and `_no_room`."""
+        "gpu_tried", "gpu_leaving", "gpu_held", "gpu_unread", not yet (`check`, `_no_room`, `_announce`)."""
         self.check(payload.uuid, payload.index)
         driver = cuda.load()
         assert driver is not None
@@ -206,6 +220,8 @@ class GpuShares:
     def _lent(self, driver: cuda.Cuda, payload: gpu.OnGpu) -> GpuBlock | None:
         """The tensor's own memory. None: the peer cannot map that, only a copy of it."""
         block: GpuBlock | None = None
+        if len(self._blocks) >= _MOST:
+            return None
         try:
             block = lent_block(driver, next(self._numbers), payload)
             if block is not None:
@@ -215,7 +231,7 @@ class GpuShares:
         except BaseException as error:
             if block is not None:
                 self._put_back(block)
-            if not isinstance(error, DeviceError | RegistrationError):
+            if not isinstance(error, DeviceError):
                 raise
             logger.debug("memory of a GPU is copied there, since it cannot be lent: %s", error)
             return None
@@ -226,12 +242,14 @@ class GpuShares:
         block = self._block(driver, payload)
         try:
             block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
-            self._copying.append((block.ready, payload))
+            copy = Copy(payload)
+            self._copying.append(copy)
             if not self._attended:
                 self._attended = True
                 self._attend()
             block.context.copy(block.pointer, payload.pointer, payload.nbytes, payload.stream)
             block.ready.record(payload.stream)
+            copy.ready = block.ready
             self._announce(block)
         except BaseException:
             self._put_back(block)
@@ -246,7 +264,7 @@ class GpuShares:
                 return block
         if self._total + size > LIMIT:
             self._give_up(self._total + size - LIMIT)
-        if self._total + size > LIMIT:
+        if self._total + size > LIMIT or len(self._blocks) >= _MOST:
             raise self._no_room(size)
         block = GpuBlock(driver, next(self._numbers), payload.index, size)
         self._total += size
@@ -256,6 +274,8 @@ class GpuShares:
     def _no_room(self, size: int) -> RegistrationError:
         most = f"{LIMIT >> 20} MiB of a GPU that one connection has for copies"
         leaving = sum(self._blocks[number].size for number in self._leaving)
+        if len(self._blocks) >= _MOST:
+            return RegistrationError("gpu_held", f"the peer has {_MOST} payloads on GPUs at a time")
         if self._total - leaving + size <= LIMIT:
             return RegistrationError("gpu_leaving", f"the peer still unmaps what is free of the {most}")
         wanted = f"{-(-size >> 20)} MiB"
@@ -266,7 +286,7 @@ class GpuShares:
 
     def _announce(self, block: GpuBlock) -> None:
         if not (block.announced or block.announce(self._control)):
-            raise RegistrationError("gpu", "the peer has not yet read of earlier memory")
+            raise RegistrationError("gpu_unread", "the peer has not yet read of earlier memory")
 
     def _put_back(self, block: GpuBlock) -> None:
         """It is used for nothing. The peer may know of it if it is lent."""
@@ -405,8 +425,6 @@ class GpuShares:
         return [share for number in list(self._shares) for share in self.end(number)]
 
 
-def _let_go(copies: deque[tuple[Any, gpu.OnGpu]]) -> None:
+def _let_go(copies: list[Copy]) -> None:
     """Of the tensors whose copies are done."""
-    with suppress(DeviceError):  # a stream that is being captured into a graph, or a GPU that fails
-        while copies and copies[0][0].done:
-            copies.popleft()
+    copies[:] = [copy for copy in copies if not copy.is_done]

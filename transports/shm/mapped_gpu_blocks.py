@@ -81,6 +81,9 @@ class MappedInPieces(MappedGpuBlock):
     def __init__(self, size: int, handles: bytes) -> None:
         super().__init__(size, handles, lent=True)
         self._imported: list[Any] = []
+        self._nbytes = 0
+        #: when they were asked for, of time.monotonic()
+        self.asked = 0.0
         #: why the last ones that were asked for did not come
         self.failure: TransferError | None = None
         #: how many to ask for
@@ -93,7 +96,7 @@ class MappedInPieces(MappedGpuBlock):
 
     @property
     def lacks(self) -> bool:
-        return self._handles not in own_blocks and sum(one.size for one in self._imported) < self.size
+        return self._nbytes < self.size and self._handles not in own_blocks
 
     def add(self, driver: cuda.Cuda, index: int, message: ShmControlMessage) -> None:
         """Imports pieces. Raises ProtocolError."""
@@ -103,10 +106,9 @@ class MappedInPieces(MappedGpuBlock):
             return
         lengths = [message.handles[at : at + LENGTH] for at in range(0, len(message.handles), LENGTH)]
         sizes = [int.from_bytes(length, "little") for length in lengths]
-        whole = sum(sizes) + sum(one.size for one in self._imported)
+        whole = self._nbytes + sum(sizes)
         if whole > self.size or 0 in sizes or self.count + len(sizes) > MOST_PIECES:
             raise ProtocolError("control_channel", f"pieces of {whole} bytes for a block of {self.size}")
-        self.failure = None
         if message.lost and self.most > 1:
             self.most //= 2
         elif message.lost:
@@ -116,6 +118,7 @@ class MappedInPieces(MappedGpuBlock):
         try:
             for descriptor, size in zip(message.descriptors, sizes, strict=False):
                 self._imported.append(ImportedPiece(driver.context(index), descriptor, size))
+                self._nbytes += size
         except DeviceError as error:
             self.failure = error
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import select
 import socket
 import threading
 import time
@@ -51,8 +50,9 @@ Released = Callable[[BaseException | None], None]
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
-#: seconds of `end` for payloads that the peer sees, and for its answer that it has unmapped the others
-PATIENCE, _ANSWER = 2.0, 0.5
+#: seconds of `end` for payloads that the peer sees, and for its answer that it has unmapped the others; for a
+#: peer to read of earlier memory of a GPU
+PATIENCE, _ANSWER, _UNREAD = 2.0, 0.5, 0.5
 
 #: the kind of a reference; the bits above hold a share's number
 _SHARED, _PRIVATE = 1, 2
@@ -89,13 +89,11 @@ class ShmStream:
         self._peer_gone = False
         self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
-        # -- sent by this side
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend, weakly(self, "_announce"))
         self._lending = ExportedBlocks(self._control)
         self._gpu_shares = GpuShares(self._control, attend)
         #: payloads that the connection carried itself, by reason
         self.refused: Counter[str] = Counter()
-        # -- sent by the peer
         self._segments: dict[int, MappedSegment] = {}
         self._blocks: dict[int, MappedBlock] = {}
         #: (block, share) of payloads that the peer lent and this side still sees
@@ -205,14 +203,18 @@ class ShmStream:
 
     def _show(self, payload: OnGpu, lend: bool, parts: Countdown | None, begun: list[int]) -> bytes:
         """A reference to memory of a GPU; see GpuShares.place. Raises RegistrationError."""
-        with self._lock:
-            if self._closed:
-                raise Broken("this end closed the stream")
+        limit = time.monotonic() + _UNREAD
+        while True:
             try:
-                return self._gpu_shares.place(payload, lend, parts, begun)
+                with self._lock:
+                    if self._closed:
+                        raise Broken("this end closed the stream")
+                    return self._gpu_shares.place(payload, lend, parts, begun)
             except RegistrationError as error:
-                self.refused[error.reason] += 1
-                raise
+                if error.reason != "gpu_unread" or time.monotonic() > limit:
+                    self.refused[error.reason] += 1
+                    raise
+            self._await_control(0.002, room=True)
 
     def try_gpu(self, uuid: bytes, index: int) -> None:
         """Raises RegistrationError unless the peer maps memory of this GPU; "gpu_tried": not known yet."""
@@ -465,11 +467,10 @@ class ShmStream:
             if time.monotonic() > limit:
                 return
 
-    def _await_control(self, seconds: float) -> None:
-        """Handles what the peer says, in this thread or the reactor's. Raises what ends the connection."""
-        control = select.poll()
-        control.register(self._control.fd, select.POLLIN)
-        if control.poll(seconds * 1000) or not seconds:  # another thread may still handle what it read
+    def _await_control(self, seconds: float, *, room: bool = False) -> None:
+        """Handles what the peer says; room: or waits for room to say something. Raises what ends it."""
+        # Without a wait: another thread may still handle what it has read.
+        if self._control.wait(seconds, room=room) or not seconds:
             error = uninterrupted(self._pumped, None)  # a message is read once
             if error is not None:
                 raise error

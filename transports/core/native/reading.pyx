@@ -5,7 +5,9 @@ from libc.stdint cimport uint64_t
 from posix.unistd cimport read as read_fd
 from posix.unistd cimport usleep
 
-from transfer.transports.errors import Broken, Closed, ProtocolError, TransferError
+from transfer.transports.errors import (
+    Broken, Closed, DeviceError, OutOfDescriptors, ProtocolError, TransferError,
+)
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport store_int
@@ -148,6 +150,11 @@ cdef class Reading(Sending):
         self.enter(stream)
         try:
             return self.read_current(stream, as_bytes, sink)
+        except (DeviceError, OutOfDescriptors):
+            # A payload cannot be mapped now, and stays unread: other peers come first.
+            if self.current is stream:
+                self.end_turn(stream)
+            raise
         finally:
             self.inside = None
 
