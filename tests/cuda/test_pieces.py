@@ -23,13 +23,13 @@ def send(end):
     end.fill(part, 7, delay=0.05)
     tracker = end.socket.send_tensor(part, copy=False)
     end.hear()
+    assert end.socket.peers()[0].gpu.startswith("mapped")
     assert not tracker.done
     assert end.bytes_of(part) == {9}, "the receiver wrote there"
     assert end.bytes_of(segment.part(0, 1000)) == {1}
     end.tell()
     tracker.wait(PATIENCE)
     assert end.null.count(BYTES) == part.nbytes + 1000, "of `bytes_of`: nothing was copied"
-    assert end.socket.peers()[0].gpu.startswith("mapped")
     segment.close()
     assert end.null.pieces() == 0
 
@@ -152,13 +152,16 @@ def send(end):
     tracker = end.socket.send_tensor(part, copy=False)
     end.hear()
     assert end.null.count(BYTES) == part.nbytes, "one copy on the GPU"
-    assert end.socket.peers()[0].gpu.startswith("mapped")
+    gpu = end.socket.peers()[0].gpu
+    assert gpu.startswith("mapped") and "as a copy there" in gpu, gpu
     segment.close()
+    end.tell()
 
 def receive(end):
     end.want()
     assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {3}
     end.tell()
+    end.hear()
 """
     run(HEAD + program + TAIL)
 
@@ -194,6 +197,7 @@ def send(end):
     tracker = end.socket.send_tensor(segment.part(0, segment.nbytes), copy=False)
     end.hear()
     assert not tracker.done
+    end.tell()
     segment.close()  # its memory is the tensor's, which the tracker keeps; the driver needs nothing of it
 
 def receive(end):
@@ -206,6 +210,7 @@ def receive(end):
         else:
             raise AssertionError("it was received")
     end.tell()
+    end.hear()
 
 if __name__ == "__main__":
     both(send, receive, NULL_CUDA_PIECES="0")
@@ -486,13 +491,6 @@ def send(end):
     end.until_wanted()
     endpoint = end.hear()
     segment = Segment(200)
-    child = os.fork()
-    if child == 0:  # has no GPU: it stops its parent, and lets it go on
-        end.pipe.close()
-        time.sleep(0.3)
-        os.kill(os.getppid(), signal.SIGCONT)
-        os._exit(0)
-    os.waitpid(child, 0)
     end.fill(segment.part(0, segment.nbytes), 3)
     end.tell(os.getpid())
     end.hear()
@@ -513,18 +511,18 @@ def receive(end):
     try:
         with transfer.Context() as context, context.socket(transfer.PUSH) as other:
             other.connect(end.socket.last_endpoint)
-            for number in range(5):
+            for number in range(2):
                 other.send_tensor(numpy.full(3, number))
             del mappings._ask
             got, errors, started = [], 0, time.monotonic()
-            while len(got) < 5:
+            while len(got) < 2:
                 try:
                     got.append(end.socket.recv_tensor(device="cpu")[0])
                 except DeviceError as error:
                     assert "does not answer" in str(error)
                     errors += 1
                 assert time.monotonic() - started < PATIENCE
-            assert got == list(range(5)) and errors, (got, errors)
+            assert got == [0, 1] and errors, (got, errors)
     finally:
         os.kill(sender, signal.SIGCONT)
     assert end.bytes_of(end.socket.recv_tensor(device="cuda:0")) == {3}

@@ -22,6 +22,7 @@ def send(end):
         assert end.socket.peers()[0].gpu.startswith("mapped"), end.socket.peers()[0].gpu
         end.hear()
         time.sleep(0.1)
+    end.tell()
 
 def receive(end):
     end.want()
@@ -29,6 +30,7 @@ def receive(end):
         found, _ = end.socket.recv_tensors(device="cuda:0")
         del found
         end.tell()
+    end.hear()
 """
     run(HEAD + program + TAIL)
 
@@ -144,6 +146,7 @@ def send(end):
     end.socket.send_tensors({"a": there, "host": numpy.zeros((900, 900))})
     assert end.socket.peers()[0].gpu.startswith("mapped"), end.socket.peers()[0].gpu
     end.hear()
+    end.tell()
 
 def receive(end):
     end.want()
@@ -153,6 +156,7 @@ def receive(end):
         said.append(end.socket.peers()[0].gpu_received.split(":")[0])
     assert said == ["staging", "staging", "mapped"], said
     end.tell()
+    end.hear()
 """
     run(HEAD + program + TAIL, NULL_CUDA_DEVICES="2")
 
@@ -165,8 +169,9 @@ def send(end):
     array = Array(end.driver.context(1), (300, 300))
     end.tell()
     end.socket.send_tensor(array)
-    assert end.socket.peers()[0].gpu.startswith("mapped")
     end.hear()
+    assert end.socket.peers()[0].gpu.startswith("mapped")
+    end.tell()
 
 def receive(end):
     end.want()
@@ -175,5 +180,6 @@ def receive(end):
     end.want("cuda:1")
     assert end.socket.recv_tensor(device="cuda:1").device == "cuda:1"
     end.tell()
+    end.hear()
 """
     run(HEAD + program + TAIL, NULL_CUDA_DEVICES="2")
