@@ -316,7 +316,7 @@ class Interrupt(Exception):
 armed = []
 
 def interrupt(number, frame):
-    if armed:  # it may come late, if the system has told another thread
+    if armed:  # it may come late, where another thread was signalled
         raise Interrupt
 
 def send(end):
@@ -378,7 +378,7 @@ class Interrupt(Exception):
 armed = []
 
 def interrupt(number, frame):
-    if armed:  # it may come late, if the system has told another thread
+    if armed:  # it may come late, where another thread was signalled
         raise Interrupt
 
 def send(end):

@@ -113,7 +113,7 @@ def receive(end):
     run(HEAD + program + TAIL, **SLOW)
 
 
-def test_small_tensors_wait_for_nobody(run):
+def test_small_tensors_wait_for_no_receiver(run):
     program = """
 def send(end):
     end.socket.gpu_staging = False

@@ -42,7 +42,7 @@ _DIRECT: Final = frozenset({gpu.GpuRoute.POINTER, gpu.GpuRoute.DMABUF, gpu.GpuRo
 #: where a tensor must not be staged: seconds that a peer may take to ask for it on its GPU, to map the first
 #: block, and to let go of memory that a copy needs
 _PATIENCE: Final = 5.0
-#: seconds for a peer to unmap blocks that nobody uses
+#: seconds for a peer to unmap free blocks
 _UNTIL_UNMAPPED: Final = 0.2
 #: why a way that reads the tensor's own memory is not taken
 _COPIED: Final = "the network card and UCX read a tensor's own memory, so with copy=False only"
