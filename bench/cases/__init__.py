@@ -6,6 +6,10 @@ from importlib import import_module
 
 from bench.work import Case
 
+ZMQ_LOOPS = (
+    *("send", "send_1k", "keyword", "parts", "multipart", "poller_1", "poller_2", "poller_16"),
+    *("router_echo", "dealer_router", "req_rep", "pub_sub", "many", "inproc", "miss", "lives"),
+)
 #: name -> module; a module's CASES holds its cases by name
 MODULES = {
     "push_pull": "stream",
@@ -32,6 +36,7 @@ MODULES = {
     "local_empty": "local",
     "local_idle": "local",
     "log_append": "log",
+    **{f"zmq_{name}": "zmq_programs" for name in ZMQ_LOOPS},
 }
 
 
