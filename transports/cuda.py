@@ -89,6 +89,8 @@ class Cuda:
         context, at, found = self.context(index), pointer, []
         while at < pointer + nbytes:
             begin, size = piece_at(context, at)
+            if not begin <= at < begin + size:
+                raise DeviceError("cuda", f"the driver names no piece of memory at {at:#x}")
             found.append((begin, size))
             at = begin + size
         return found

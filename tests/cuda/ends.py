@@ -29,6 +29,19 @@ spawn = multiprocessing.get_context("spawn")
 PATIENCE = 10.0
 
 
+class Interrupt(Exception):
+    """Raised by `interrupt`, a signal handler, while `armed` has something: a signal comes late where another
+    thread got it."""
+
+
+armed: list[bool] = []
+
+
+def interrupt(number: int, frame: object) -> None:
+    if armed:
+        raise Interrupt
+
+
 class End:
     """One side. mine, other: events of the two processes. pipe: to the other one."""
 

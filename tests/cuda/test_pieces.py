@@ -310,15 +310,6 @@ if __name__ == "__main__":
 def test_interrupts_leave_nothing_open(run):
     """A signal handler raises anywhere in a send: the tensor comes whole or not, and no descriptor stays."""
     program = """
-class Interrupt(Exception):
-    pass
-
-armed = []
-
-def interrupt(number, frame):
-    if armed:  # it may come late, where another thread was signalled
-        raise Interrupt
-
 def send(end):
     end.until_wanted()
     segment = Segment(40)
@@ -371,15 +362,6 @@ def test_interrupts_of_the_receiver(run, kind):
     it, and is unmapped before the sender may free it (the driver ends the process otherwise)."""
     program = """
 KIND = sys.argv[1]
-
-class Interrupt(Exception):
-    pass
-
-armed = []
-
-def interrupt(number, frame):
-    if armed:  # it may come late, where another thread was signalled
-        raise Interrupt
 
 def send(end):
     end.until_wanted()

@@ -176,6 +176,7 @@ def _capabilities(socket: Any, flags: int, tensors: Collection[Any]) -> Capabili
 
 
 def _may_ask(can: Capabilities, wanted: set[bytes]) -> bool:
+    """Whether a peer could map memory of these GPUs, but has not asked for all of it."""
     return can.host_only == gpu.NOT_ASKED or (bool(can.maps_gpus) and not wanted <= can.maps_gpus)
 
 

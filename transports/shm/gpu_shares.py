@@ -62,7 +62,7 @@ _KEPT = "the context ended while a peer still uses this memory of a GPU"
 _left: list[GpuBlock] = []
 
 #: copies of ended contexts, as in GpuShares
-_unfinished: list[Copy] = []
+_unfinished: list[PendingCopy] = []
 _ending = threading.Lock()
 
 logger = logging.getLogger("transfer")
@@ -87,7 +87,7 @@ class GpuShare(NamedTuple):
             self.parts.ended(error)
 
 
-class Copy:
+class PendingCopy:
     """What the GPU copies to a block: keeps the tensor. ready: an event behind the copy, once it is there."""
 
     def __init__(self, payload: gpu.OnGpu) -> None:
@@ -120,7 +120,7 @@ class GpuShares:
         self._idle: list[GpuBlock] = []
         #: the peer was asked to give them up
         self._leaving: set[int] = set()
-        self._copying: list[Copy] = []
+        self._copying: list[PendingCopy] = []
         self._attended = False
         self._shares: dict[int, GpuShare] = {}
         self._total = 0
@@ -242,7 +242,7 @@ class GpuShares:
         block = self._block(driver, payload)
         try:
             block.ready.wait_in(payload.stream)  # a copy of a payload that was never sent
-            copy = Copy(payload)
+            copy = PendingCopy(payload)
             self._copying.append(copy)
             if not self._attended:
                 self._attended = True
@@ -425,6 +425,6 @@ class GpuShares:
         return [share for number in list(self._shares) for share in self.end(number)]
 
 
-def _let_go(copies: list[Copy]) -> None:
+def _let_go(copies: list[PendingCopy]) -> None:
     """Of the tensors whose copies are done."""
     copies[:] = [copy for copy in copies if not copy.is_done]
