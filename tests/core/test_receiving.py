@@ -226,6 +226,26 @@ def test_each_large_message_of_one_is_a_turn(kit):
     assert 4 not in found[8:]
 
 
+def test_a_peer_that_comes_while_another_one_is_always_ahead(kit):
+    """The only peer's turn has no limit, and would never end where its bytes never do."""
+    stream, far = kit.raw("tcp", buffer=1 << 20)
+    newer, late = kit.raw("tcp", buffer=1 << 20)
+    frames = b"".join(Raw(b"early" * 100).encode() for _ in range(4000))
+    far.sendall(frames[: len(frames) // 4])
+    writer = threading.Thread(target=far.sendall, args=(frames[len(frames) // 4 :],))
+    writer.start()
+    socket = kit.puller(stream)
+    assert socket.recv() == b"early" * 100
+    socket._attach(newer, False, True)
+    late.sendall(Raw(b"late").encode())
+    found = []
+    for _ in range(4000):
+        time.sleep(0.00005)  # the writer is never behind
+        found.append(socket.recv())
+    writer.join(20)
+    assert found.index(b"late") < 1500, found.index(b"late")
+
+
 def test_a_turn_that_is_passed(kit):
     socket, ends = greedy(kit)
     socket._pass_turn()

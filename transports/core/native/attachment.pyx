@@ -67,6 +67,8 @@ cdef class Attachments(Receiving):
         if epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
             del self.by_fd[fd]
             raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
+        if self.reader.reads < 0 and len(self.by_fd) > 1:
+            self.reader.reads = 1  # the turn of a peer that was alone would go on while it sends
         return 0
 
     cdef int watch_foreign(self, int fd) except -1:
