@@ -123,6 +123,15 @@ class Pattern:
     def inherit(self, heir: Peer, peer: Peer) -> None:
         """Makes `heir` deliver the unread messages of the lost `peer`. Called before `detach(peer)`."""
 
+    def routes_alone(self) -> dict[bytes, Peer] | None:
+        """Returns the peers by identity, as they are at any time, if the core may send and receive plain
+        messages of those with a `plain_identity`; None: each message needs this object."""
+        return None
+
+    def plain_identity(self, peer: Peer) -> bytes | None:
+        """Returns what the core puts before the peer's messages; None: they need this object."""
+        return None
+
     def preferred(self) -> Iterable[Peer]:
         """Returns the peers to offer the next message, the best first; empty: the core chooses."""
         return ()

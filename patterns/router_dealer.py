@@ -91,6 +91,13 @@ class Router(Pattern):
         self.peers[heir] = self.peers[peer]
         self._identities[heir] = self._identities[peer]
 
+    def routes_alone(self) -> dict[bytes, Peer] | None:
+        return self._by_identity
+
+    def plain_identity(self, peer: Peer) -> bytes | None:
+        # The requests of a REQ are numbered, and its answers have the number of the last one.
+        return None if self.peers.get(peer) is SocketType.REQ else self._identities.get(peer)
+
     def routes(self) -> dict[bytes, Peer]:
         """Returns the peers that messages can be sent to, by identity. Any thread."""
         return self._by_identity.copy()

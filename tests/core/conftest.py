@@ -136,6 +136,14 @@ def recording(base: type) -> type:
             self.general.append(("send", data, flags, copy, track))
             return "sent in general"
 
+        def _send_multipart(self, parts: Any, flags: int, copy: bool, track: bool) -> Any:
+            self.general.append(("send_multipart", parts, flags, copy, track))
+            return "sent in general"
+
+        def _recv_multipart(self, flags: int, copy: bool) -> Any:
+            self.general.append(("recv_multipart", flags, copy))
+            return ["received", "in general"]
+
         def _recv_general(self, flags: int, copy: bool, track: bool) -> Any:
             self.general.append(("recv", flags, copy, track))
             return "received in general"

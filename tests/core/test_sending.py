@@ -213,12 +213,61 @@ def test_released_through_the_socket(kit):
 
 
 @pytest.mark.parametrize(
-    ("flags", "copy", "track"), [(2, True, False), (3, True, False), (0, True, True), (0, False, True)]
+    ("flags", "copy", "track"), [(3, True, False), (0, True, True), (0, False, True), (2, True, True)]
 )
 def test_rare_sends_go_the_general_way(kit, flags, copy, track):
     socket = kit.pusher(kit.raw()[0])
     assert socket.send(b"x", flags, copy=copy, track=track) == "sent in general"
     assert socket.general == [("send", b"x", flags, copy, track)]
+
+
+def test_parts_go_as_one_message_with_the_last_one(kit):
+    stream, far = kit.raw()
+    socket = kit.pusher(stream)
+    if kit.core.__name__.endswith("pure"):  # Python runs for each part anyway
+        assert socket.send(b"a", 2) == "sent in general"
+        return
+    socket.send(b"a", 2)
+    socket.send(b"", 2)
+    assert stream.sent == 0
+    socket.send(b"c" * 100)
+    assert [(raw.data, raw.flags) for raw in map(read_frame, [far] * 3)] == [
+        (b"a", 16),
+        (b"", 16),
+        (b"c" * 100, 0),
+    ]
+    assert (stream.sent, stream.sent_bytes, socket.messages_sent, socket.bytes_sent) == (1, 101, 1, 101)
+    assert socket._partial == {} and socket.general == []
+
+
+def test_parts_of_several_threads_are_messages_of_their_own(kit):
+    if kit.core.__name__.endswith("pure"):
+        pytest.skip("the pure core leaves parts to the socket: tests/sockets")
+    stream, far = kit.raw()
+    socket = kit.pusher(stream)
+    socket.send(b"mine", 2)
+    other = threading.Thread(target=lambda: [socket.send(b"theirs", 2), socket.send(b"whole")])
+    other.start()
+    other.join()
+    socket.send(b"rest")
+    assert [raw.data for raw in map(read_frame, [far] * 4)] == [b"theirs", b"whole", b"mine", b"rest"]
+
+
+def test_several_parts_at_once(kit):
+    if kit.core.__name__.endswith("pure"):
+        pytest.skip("the pure core leaves parts to the socket: tests/sockets")
+    stream, far = kit.raw()
+    socket = kit.pusher(stream)
+    socket.send_multipart([b"a", b"b" * 1000, b""])
+    socket.send_multipart([b"alone"])
+    assert [(raw.data, raw.flags) for raw in map(read_frame, [far] * 4)] == [
+        (b"a", 16),
+        (b"b" * 1000, 16),
+        (b"", 0),
+        (b"alone", 0),
+    ]
+    for parts in ([], (b"a",), [b"a", bytearray(2)], [b"x" * socket.copy_threshold]):
+        assert socket.send_multipart(parts) == "sent in general"
 
 
 def test_the_general_way_by_wish_and_by_mode(kit):

@@ -20,6 +20,9 @@ HOOKS = {
     "_on_long_wait",
     "_on_lost",
     "_on_refused",
+    "_receiving_thread",
+    "_recv_multipart",
+    "_send_multipart",
     "_send_orphans",
 }
 #: attributes of the core that the socket sets on purpose
@@ -28,10 +31,14 @@ SHARED = {
     "_lent",
     "_general_send",
     "_general_recv",
+    "_routes",
+    "_with_identity",
     "receive_timeout",
     "socket_type",
     "send",
     "recv",
+    "recv_multipart",
+    "send_multipart",
 }
 
 

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from transfer.sockets.callback import SocketDispatcher
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
-    from transfer.transports.core.contract import Buffer, Frame, Sink, SocketBase
+    from transfer.transports.core.contract import Buffer, Frame, ReceivingThread, Sink, SocketBase
 
     class Base(SocketBase, TensorMethods): ...
 else:
@@ -128,8 +128,6 @@ class Socket(Base):
             self._pattern.turn = context.core.Turn()
         if self._pattern.in_turns:
             self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
-        #: parts sent with SNDMORE whose message is not complete, by thread
-        self._partial: dict[int, list[OutFrame]] = {}
         #: held while deciding which calls the core may do alone
         self._deciding = threading.RLock()
         #: messages that were received as another kind than the caller wanted: (stream, frames, the pattern's
@@ -139,7 +137,7 @@ class Socket(Base):
         self._announced: list[RegisteredName] = []
         self._ending = threading.Lock()
         self._inherited = False
-        self._threads = ReceivingThreads()
+        self._threads = ReceivingThreads(partial(context.core.ReceivingThread, self._unread))
         self._frame: type[Frame] = context.core.Frame
         for name, value in options.core_values(defaults):
             setattr(self, name, value)
@@ -167,7 +165,7 @@ class Socket(Base):
     tcp_keepalive_cnt = options.Number(options.whole(-1), 35)
     tcp_keepalive_idle = options.Number(options.whole(-1), 36)
     tcp_keepalive_intvl = options.Number(options.whole(-1), 37)
-    checksum = options.Switch(options.switch, 1002, effect="_limits_changed")
+    checksum = options.Switch(options.switch, 1002, effect="_checksum_changed")
     compression = options.Option[options.CompressionOption, options.CompressionGiven](
         options.compression, 1003, effect="_update_fast_paths"
     )
@@ -260,6 +258,10 @@ class Socket(Base):
         """The limit of an arriving message, in bytes."""
         value: int = self._values["maxmsgsize"]
         return MAX_DATA if value < 0 else value
+
+    def _checksum_changed(self) -> None:
+        self._limits_changed()
+        self._update_fast_paths()
 
     def _limits_changed(self) -> None:
         for peer in list(self._links.state.peers.values()):
@@ -509,37 +511,64 @@ class Socket(Base):
                 NotSupported: this type does not receive.
             """
 
-    @overload
-    def send_multipart(
-        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., *, track: Literal[True]
-    ) -> Tracker: ...
-    @overload
-    def send_multipart(
-        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
-    ) -> Tracker | None: ...
-    def send_multipart(
-        self, msg_parts: Sequence[Buffer], flags: int = 0, copy: bool = True, track: bool = False
+        @overload
+        def send_multipart(
+            self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., *, track: Literal[True]
+        ) -> Tracker: ...
+        @overload
+        def send_multipart(
+            self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
+        ) -> Tracker | None: ...
+        def send_multipart(
+            self, msg_parts: Sequence[Buffer], flags: int = 0, copy: bool = True, track: bool = False
+        ) -> Tracker | None:
+            """Sends several parts as one message, completely or not at all.
+
+            Args:
+                msg_parts: a list of objects with contiguous buffers.
+                flags: DONTWAIT, SNDMORE, or 0.
+                copy, track: as in `send`.
+
+            Returns:
+                A Tracker if `track`, else None.
+
+            Raises:
+                Again, Closed, StateError, NotSupported: as in `send`.
+            """
+
+        @overload
+        def recv_multipart(
+            self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
+        ) -> list[bytes]: ...
+        @overload
+        def recv_multipart(
+            self, flags: int = ..., *, copy: Literal[False], track: bool = ...
+        ) -> list[Frame]: ...
+        @overload
+        def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> list[Any]: ...
+        def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+            """Receives all parts of one message.
+
+            Args:
+                flags: DONTWAIT, or 0.
+                copy: True returns bytes, False frames.
+                track: ignored; present for pyzmq.
+
+            Raises:
+                Again, Closed, StateError, NotSupported: as in `recv`.
+            """
+
+    def _send_multipart(
+        self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False
     ) -> Tracker | None:
-        """Sends several parts as one message, completely or not at all.
-
-        Args:
-            msg_parts: a list of objects with contiguous buffers.
-            flags: DONTWAIT, SNDMORE, or 0.
-            copy, track: as in `send`.
-
-        Returns:
-            A Tracker if `track`, else None.
-
-        Raises:
-            Again, Closed, StateError, NotSupported: as in `send`.
-        """
+        """`send_multipart` where the core cannot do it alone."""
         if isinstance(msg_parts, (str, bytes, bytearray, memoryview)) or not isinstance(msg_parts, Iterable):
             raise ArgumentError(
                 f"the parts of a message are a list, not {type(msg_parts).__name__}",
                 hint="send() sends one part, send_multipart([part]) too",
             )
         frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
-        return self._send_message(frames, flags_of(flags), not copy, track)
+        return self._send_message(frames, flags, not copy, track)
 
     def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
         """Sends a text as one part. Raises as `send`, and ArgumentError."""
@@ -580,7 +609,9 @@ class Socket(Base):
     ) -> Tracker | None:
         """Sends frames for the tensor methods. copy None: memory is held only until the kernel has it, unless
         it is memory of `Context.empty`."""
-        if copy is None and not (flags & ~DONTWAIT or track or self._general_send or self._lent):
+        if copy is None and not (
+            flags & ~DONTWAIT or track or self._general_send or self._partial or self._lent
+        ):
             # The core may do it alone, as a plain send.
             self._send_frames(frames, 0 if flags else self.send_timeout)
             return None
@@ -613,12 +644,9 @@ class Socket(Base):
             self._check_usable()
             if isinstance(self._pattern, Router) and thread not in self._partial:
                 self._pattern.addressee(kept[0][4])  # an unknown identity is refused as early as it can be
-            with self._deciding:  # else a thread with an older state would undo it
-                self._partial.setdefault(thread, []).extend(kept)
-                self._general_send = True
+            self._partial.setdefault(thread, []).extend(kept)
             return None
         parts = [*self._partial.pop(thread, ()), *frames]
-        self._update_fast_paths()
         return self._send_message(parts, flags, hold, track)
 
     def _send_message(
@@ -646,39 +674,23 @@ class Socket(Base):
 
     # -- receiving -----------------------------------------------------------------------------------
 
-    @overload
-    def recv_multipart(
-        self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
-    ) -> list[bytes]: ...
-    @overload
-    def recv_multipart(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
-    @overload
-    def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> list[Any]: ...
-    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """Receives all parts of one message.
-
-        Args:
-            flags: DONTWAIT, or 0.
-            copy: True returns bytes, False frames.
-            track: ignored; present for pyzmq.
-
-        Raises:
-            Again, Closed, StateError, NotSupported: as in `recv`.
-        """
-        rest = self._threads.here.thread.rest
-        if not rest:
+    def _recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
+        """`recv_multipart` where the core cannot do it alone."""
+        here = self._threads.here.thread
+        if not here.rest:
             return self._receive_valid(self._recv_whole, flags, copy)
         self._check_open()
-        parts = list(rest)
+        parts = list(here.rest)
         try:
-            rest.clear()
-            self._update_fast_paths()
+            here.clear()
             return as_bytes(parts) if copy else as_frames(parts, self._frame)
         except BaseException:  # a signal handler raised: the parts are still unread
-            if not rest:
-                rest.extend(parts)
-            self._update_fast_paths()
+            if not here.rest:
+                here.leave(parts)
             raise
+
+    def _receiving_thread(self) -> ReceivingThread:
+        return self._threads.here.thread
 
     def _recv_whole(self, flags: int, copy: bool) -> list[Any]:
         parts = whole_parts(self._recv_frames(flags), self._frame, self.largest_message)
@@ -719,10 +731,7 @@ class Socket(Base):
         except ValueError:  # the part is no text, or no JSON
             raise
         except BaseException:
-            with self._deciding:
-                self._leave_rest([])
-                self._threads.here.thread.rest.appendleft(part)
-                self._update_fast_paths()
+            self._threads.here.thread.put_back(part)
             raise
 
     def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
@@ -752,27 +761,18 @@ class Socket(Base):
         """The stream of the newest message that this thread received by `recv_frames`; None: of none."""
         return self._threads.here.thread.stream
 
-    def _leave_rest(self, parts: list[Any]) -> None:
-        """Keeps parts for the next calls of this thread; other threads receive other messages."""
-        with self._deciding:
-            self._threads.here.thread.rest.extend(parts)
-            self._general_recv = True
-
     def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        rest = self._threads.here.thread.rest
-        if not rest:
+        here = self._threads.here.thread
+        if not here.rest:
             return self._receive_valid(self._recv_first, flags, copy)
         self._check_open()
-        left, part = len(rest), rest[0]
+        left, part = len(here.rest), here.rest[0]
         try:
-            rest.popleft()
-            if not rest:
-                self._update_fast_paths()
+            here.take()
             return self._as_result(part, copy)
-        except BaseException:  # as in `recv_multipart`
-            if len(rest) < left:
-                rest.appendleft(part)
-            self._update_fast_paths()
+        except BaseException:  # as in `_recv_multipart`
+            if len(here.rest) < left:
+                here.put_back(part)
             raise
 
     def _recv_first(self, flags: int, copy: bool) -> Any:
@@ -836,14 +836,14 @@ class Socket(Base):
     def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
         """A call was interrupted between its message and its caller, which has not got it: the next receive
         gives it. The core calls it too. Again until `given` is empty."""
-        uninterrupted(partial(self._take_back_once, given, self._threads.here.thread.rest), None)
+        uninterrupted(partial(self._take_back_once, given, self._threads.here.thread), None)
 
-    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: deque[Any]) -> None:
+    def _take_back_once(self, given: list[tuple[Any, list[Any]]], here: ReceivingThread) -> None:
         with self._deciding:
             if given:
                 stream, frames = given[0]
                 self._pattern.withdraw(stream, frames)
-                rest.clear()
+                here.clear()
                 self._give_again(stream, frames)
                 given.clear()
                 self._update_fast_paths()
@@ -998,7 +998,7 @@ class Socket(Base):
 
     def _first_result(self, parts: list[Any], copy: bool) -> Any:
         if len(parts) > 1:
-            self._leave_rest(parts[1:])
+            self._threads.here.thread.leave(parts[1:])
         return self._as_result(parts[0], copy)
 
     def _as_result(self, part: Any, copy: bool) -> Any:
@@ -1207,7 +1207,7 @@ class Socket(Base):
         deadline = time.monotonic() + self._linger_seconds(linger)
         if self._inherited or not self._ending.acquire(blocking=False):
             return 0
-        self._general_send = True  # a send from now on would not be flushed
+        self._general_send, self._routes = True, None  # a send from now on would not be flushed
         while self._announced:  # before anything else closes: no new peer shall connect
             self._announced.pop().close()
         try:
@@ -1261,6 +1261,7 @@ class Socket(Base):
     def _forked(self) -> None:
         """This object is the child's copy of a parent's socket: every call enters Python and is refused."""
         self._inherited = self._general_send = self._general_recv = True
+        self._routes, self._with_identity = None, False
 
     # -- which calls the core may do alone -----------------------------------------------------------
 
@@ -1273,27 +1274,25 @@ class Socket(Base):
         values = self._values
         pattern = self._pattern
         in_python = (
-            bool(self._partial)
-            or values["resend"]
+            values["resend"]
             or values["compression"] is not None
             or values["conflate"]
+            or values["checksum"]  # the core computes none for what it sends alone
             or self._sender.balance is not None
             or self._inherited
             or self._ending.locked()
             # without a peer the error must name the missing peer and its endpoint
             or (not self._links.state.peers and pattern.send_mode is not SendMode.FANOUT)
         )
-        receives_in_python = (
-            any(thread.rest for thread in self._threads.all())
-            or bool(self._returned)
-            or values["conflate"]
-            or self._inherited
-        )
+        receives_in_python = bool(self._returned) or values["conflate"] or self._inherited
+        routes = self._pattern.routes_alone() if not in_python else None
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
         noted = pattern.ordered or self._links.log_reader.positions is not None
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
+        self._routes = routes
+        self._with_identity = routes is not None and not receives_in_python
 
     # -- hooks of the core ---------------------------------------------------------------------------
 

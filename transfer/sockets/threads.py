@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-
-class ReceivingThread:
-    """One thread. Attributes, not items: they are written without a call, in which a signal handler could
-    raise."""
-
-    __slots__ = ("__weakref__", "given", "rest", "stream")
-
-    def __init__(self) -> None:
-        #: the core's message, until the call that receives it ends: its stream and frames
-        self.given: tuple[Any, list[Any]] | None = None
-        #: the parts of a message that `recv` has not returned yet
-        self.rest: deque[Any] = deque()
-        #: the stream of its newest message, if that passed through `_recv_frames`
-        self.stream: Any = None
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import ReceivingThread
 
 
 class _Here(threading.local):
-    def __init__(self, known: WeakValueDictionary[int, ReceivingThread]) -> None:
+    def __init__(
+        self, make: Callable[[], ReceivingThread], known: WeakValueDictionary[int, ReceivingThread]
+    ) -> None:
         # Called once in each thread that asks.
-        self.thread = ReceivingThread()
+        self.thread = make()
         known[id(self.thread)] = self.thread
 
 
@@ -37,10 +27,11 @@ class ReceivingThreads:
     CPython 3.11: it holds a lock that freeing thread-local data needs, and may collect garbage meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], ReceivingThread]) -> None:
+        """make: a class of the core, with what it counts in."""
         self._known: WeakValueDictionary[int, ReceivingThread] = WeakValueDictionary()
         #: `here.thread` is that of the caller
-        self.here = _Here(self._known)
+        self.here = _Here(make, self._known)
 
     def all(self) -> list[ReceivingThread]:
         # Of a list: other threads come and go during the iteration.

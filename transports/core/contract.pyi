@@ -7,8 +7,8 @@ Threads: every method may be called from any thread. `Stream` has its own mutex,
 never takes the GIL.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from transfer.transports.errors import Again, ProtocolError
@@ -273,6 +273,7 @@ class Stream:
         channel: TlsChannel | None = None,  # TLS on the descriptor, after its handshake
     ) -> None: ...
     peer: Any  # the owner's; the core does not use it
+    identity: bytes | None  # of the peer of a ROUTER whose plain messages need no pattern; set by the owner
     carrier: Carrier | None  # set by the owner before a large payload is sent; closed by the stream
     fd: int  # of the connection
     def fileno(self) -> int: ...  # readable when there may be something to receive; by rdma not `fd`
@@ -350,6 +351,23 @@ class Turn(_Turn):
 
     def leave(self, side: int) -> None: ...
 
+class UnreadParts:
+    """How many threads have begun a message of a socket, and not read all its parts. For the core."""
+
+class ReceivingThread:
+    """One thread that receives from a socket."""
+
+    def __init__(self, unread: UnreadParts) -> None: ...
+    # the core's message, until the call that receives it ends: its stream and frames
+    given: tuple[Any, list[Any]] | None
+    stream: Any  # that of its newest message, if that passed through `_recv_frames`
+    # The parts of a message that `recv` has not returned yet. To be changed by these methods only:
+    rest: deque[Any]
+    def leave(self, parts: Iterable[Any]) -> None: ...  # at its end
+    def put_back(self, part: Any) -> None: ...  # at its beginning
+    def take(self) -> Any: ...  # the first one; IndexError
+    def clear(self) -> None: ...
+
 class SocketBase:
     """The fast path of a Socket. `transfer.Socket` derives from it and overrides the hooks."""
 
@@ -386,12 +404,24 @@ class SocketBase:
         (no topic, no tensor, no MORE, no LZ4). Returns bytes, or Frame if not copy. A message of
         another shape goes to `_deliver(stream, frames, flags, copy)`, whose value is returned.
         Raises Again after receive_timeout (or at once with DONTWAIT)."""
+    def send_multipart(self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """Fast: a list of `bytes`, as for `send`, or a ROUTER's for a peer whose stream has an `identity`.
+        Else `_send_multipart(...)`."""
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """Fast: as for `recv`, where all parts are plain and have arrived; also for a ROUTER. Else
+        `_recv_multipart(flags, copy)`."""
     def fileno(self) -> int: ...  # epoll descriptor, readable when recv may succeed
     def _readable(self) -> bool: ...  # a recv would not block (there is decoded or unread data)
     def _writable(self) -> bool: ...  # a send would not block
     # -- for the subclass
     _general_send: bool  # the subclass sets these when every call must go to its method
     _general_recv: bool
+    _partial: dict[int, list[OutFrame]]  # parts sent with SNDMORE whose message is not complete, by thread
+    _unread: UnreadParts
+    # Of a ROUTER: its peers by identity, if the core may send plain messages to those whose stream has an
+    # `identity`, and whether it may receive theirs, else None and False.
+    _routes: dict[bytes, Any] | None
+    _with_identity: bool
     _lent: dict[str, Any]  # memory that is held in place when it is sent; empty: none
     # REQ and REP: with `_lockstep` the core may handle plain messages by itself and notes them in
     # `_turn`; others go to _send_general, _recv_general, _admitted and _deliver.
@@ -459,6 +489,9 @@ class SocketBase:
     # -- hooks, called under the GIL, in the thread of the event; the default does nothing
     def _send_general(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any: ...
+    def _send_multipart(self, msg_parts: Any, flags: int, copy: bool, track: bool) -> Any: ...
+    def _recv_multipart(self, flags: int, copy: bool) -> Any: ...
+    def _receiving_thread(self) -> ReceivingThread: ...  # what is kept of the calling thread
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
         """NotImplemented: the frames are invalid, and the stream is lost."""
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any: ...

@@ -215,6 +215,7 @@ class ConnectionAdmission:
             replaced = refused = None
             try:
                 replaced = self._pattern.attach(stream, remote.socket_type, remote.routing_id)
+                stream.identity = self._pattern.plain_identity(stream)
             except Exception as error:  # noqa: BLE001 - a pattern of the program may raise anything
                 refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
                 refused.__cause__ = error

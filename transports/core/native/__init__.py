@@ -23,6 +23,7 @@ libibverbs       libibverbs, looked up when the rdma transport is first used
 message          one outgoing message: from OutFrames to segments in a link's queue, and back again
 openssl          OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
 outgoing         the sending half of a Stream
+parts            messages of several parts, and the threads that have read a part of one
 peer_choice      chooses the peer, that is its stream, that gets a message, and waits while none has room
 pool             memory of the compiled core: pool, lease, held buffer, frame
 reading          the fair reader over the streams of a socket
@@ -46,14 +47,15 @@ Stream and SocketBase are classes in layers, one file each; each derives from th
     Outgoing     outgoing.pyx                  Reading      reading.pyx
     Large        large_frames.pyx              Receiving    receiving.pyx
     Fetched      fetched_frames.pyx            Attachments  attachment.pyx
-    Incoming     incoming.pyx                  SocketBase   socket_base.pyx
-    Stream       stream.pyx
+    Incoming     incoming.pyx                  Parts        parts.pyx
+    Stream       stream.pyx                    SocketBase   socket_base.pyx
 """
 
 from transfer.transports.core.native.checksum import crc32c
 from transfer.transports.core.native.flusher import Flusher
 from transfer.transports.core.native.json_check import check_json
 from transfer.transports.core.native.openssl import openssl_version
+from transfer.transports.core.native.parts import ReceivingThread, UnreadParts
 from transfer.transports.core.native.pool import (
     Frame,
     HeldBuffer,
@@ -77,6 +79,7 @@ __all__ = [
     "Lease",
     "Mapping",
     "Pool",
+    "ReceivingThread",
     "Region",
     "Slots",
     "SocketBase",
@@ -84,6 +87,7 @@ __all__ = [
     "TlsChannel",
     "TlsContext",
     "Turn",
+    "UnreadParts",
     "address_of",
     "check_json",
     "copy_into",

@@ -12,6 +12,7 @@ cdef class Connection:
     cdef readonly Flusher flusher
     cdef readonly Pool pool
     cdef public object peer
+    cdef public bytes identity      # of the peer of a ROUTER whose plain messages need no pattern; else None
     cdef VerbsDevice device         # of `link.ring`
     cdef void* socket               # the SocketBase that it is attached to: for comparison only
     cdef object opened              # called when there is a descriptor; does not keep the socket

@@ -153,6 +153,7 @@ cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
+cdef int link_pushed(link_t* link, int64_t before) noexcept nogil
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
 cdef int64_t link_unfetched(link_t* link) noexcept nogil
 cdef void link_notice_fetched(link_t* link) noexcept nogil
@@ -169,5 +170,16 @@ cdef void link_give_up_begun(link_t* link) noexcept nogil
 cdef void link_arm(link_t* link) noexcept nogil
 cdef void wake(flusher_t* flusher) noexcept nogil
 cdef void link_arm_credit(link_t* link) noexcept nogil
-cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,
-                          uint64_t data, uint32_t checksum) noexcept nogil
+
+
+cdef inline void put_header(char* at, int socket_type, int flags, uint64_t sequence,
+                            uint32_t topic, uint64_t data, uint32_t checksum) noexcept nogil:
+    cdef header_t* header = <header_t*>at
+    header.magic = MAGIC
+    header.version = VERSION
+    header.socket_type = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
+    header.flags = flags & 0xFF
+    header.sequence = sequence
+    header.topic_length = topic
+    header.data_length = data
+    header.checksum = checksum

@@ -112,24 +112,6 @@ cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil:
     return tail.data + tail.size - size
 
 
-cdef inline void put_header(char* at, int socket_type, int flags, uint64_t sequence,
-                            uint32_t topic, uint64_t data, uint32_t checksum) noexcept nogil:
-    cdef header_t* header = <header_t*>at
-    header.magic = MAGIC
-    header.version = VERSION
-    header.socket_type = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
-    header.flags = flags & 0xFF
-    header.sequence = sequence
-    header.topic_length = topic
-    header.data_length = data
-    header.checksum = checksum
-
-
-cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,
-                          uint64_t data, uint32_t checksum) noexcept nogil:
-    put_header(at, socket_type, flags, sequence, topic, data, checksum)
-
-
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     """Whether the high-water marks refuse one more message of this size."""
     cdef int64_t high_water = load_signed(&link.high_water)
@@ -182,7 +164,6 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     take_unsent finds queued messages of an ended connection, and they would be sent twice if the caller
     offered the message elsewhere, too.
     """
-    cdef int64_t now
     cdef int64_t before = link.queued_bytes
     cdef int answer
     cdef char* at
@@ -203,6 +184,12 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     link.tail.payloads += size
     put_header(at, link.socket_type, 0, sequence if sequence else link.sent, 0, size, 0)
     memcpy(at + HEADER, data, size)
+    return link_pushed(link, before)
+
+
+cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
+    """Writes the queue if it is time. before: bytes in it without the new message."""
+    cdef int64_t now
     if link.fd < 0 or link.kernel_full:
         return OK
     if link.queued_bytes >= COALESCE:

@@ -10,8 +10,9 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport ENOMEM
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -24,8 +25,8 @@ from transfer.transports.core.native.filling cimport Filling
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER,
-    NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
-    link_arm, link_gathers, link_t, link_write, segment_t,
+    NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_arm, link_gathers, link_is_full, link_pushed,
+    link_reserve, link_room, link_t, link_write, put_header, segment_t,
 )
 from transfer.transports.core.native.pool cimport HeldBuffer
 from transfer.transports.core.native.system cimport pthread_mutex_unlock
@@ -196,7 +197,7 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
         sequence = out[i].sequence
         if sequence == 0 and not control:
             sequence = link.sent
-        link_put_header(at, link.socket_type, out[i].flags, sequence, out[i].topic_size, out[i].size,
+        put_header(at, link.socket_type, out[i].flags, sequence, out[i].topic_size, out[i].size,
                         out[i].checksum)
         if out[i].meta_size:      # a copy of 0 bytes from NULL is undefined
             memcpy(at + HEADER, out[i].meta, out[i].meta_size)
@@ -217,6 +218,37 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
         link.tail.messages += 1
         link.tail.payloads += total
     return OK
+
+
+cdef int push_parts(link_t* link, tuple parts, Py_ssize_t first, size_t total) noexcept:
+    """As `link_push`: a message of parts of `bytes` from `first` on, of so many bytes together."""
+    cdef Py_ssize_t count = PyTuple_GET_SIZE(parts)
+    cdef int64_t before = link.queued_bytes
+    cdef int answer
+    cdef Py_ssize_t i
+    cdef size_t size
+    cdef char* at
+    if load_int(&link.error) or link.closed:
+        return BROKEN
+    if link_is_full(link, total):
+        answer = link_room(link, total)
+        if answer != OK:
+            return answer
+    at = link_reserve(link, (count - first) * HEADER + total, 0)
+    if at == NULL:
+        return NO_MEMORY
+    add(&link.sent, 1)
+    add(&link.sent_bytes, total)
+    add_signed(&link.queued, 1)
+    add_signed(&link.queued_payload, total)
+    link.tail.messages += 1
+    link.tail.payloads += total
+    for i in range(first, count):
+        size = PyBytes_GET_SIZE(<object>PyTuple_GET_ITEM(parts, i))
+        put_header(at, link.socket_type, F_MORE if i + 1 < count else 0, link.sent, 0, size, 0)
+        memcpy(at + HEADER, PyBytes_AS_STRING(<object>PyTuple_GET_ITEM(parts, i)), size)
+        at += HEADER + size
+    return link_pushed(link, before)
 
 
 # --- unsent messages ------------------------------------------------------------------------------

@@ -37,9 +37,10 @@ cdef class Sending:
     cdef int waiting                # threads that sleep in poll or epoll
     cdef object __weakref__
 
-    cdef Stream push_one(self, bytes data, uint64_t sequence)
-    cdef int push_all(self, bytes data) except -2
-    cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2
+    cdef Stream push_one(self, bytes data, tuple parts, Py_ssize_t size, uint64_t sequence)
+    cdef int push_all(self, bytes data, tuple parts, Py_ssize_t size) except -2
+    cdef int push(self, Stream stream, bytes data, tuple parts, Py_ssize_t first, Py_ssize_t size,
+                  uint64_t sequence) except -2
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
                             taken, bint patient, bint first=*, bint again=*)
     cdef bint may_go(self) except -1

@@ -1,14 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The choice of a stream for a plain message, by the rules of `patterns/`, and the wait for room."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
 
 from transfer.transports.countdown import Countdown
-from transfer.transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
+from transfer.transports.errors import (
+    PLAIN_HINT, TOO_NEW, Again, Broken, Closed, ForkedError, InternalError, NotSupported, UsageError,
+)
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
@@ -19,6 +21,7 @@ from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
     link_push, link_t, link_watch_room, link_write, load_segment, now_ns,
 )
+from transfer.transports.core.native.message cimport push_parts
 from transfer.transports.core.native.outgoing cimport payload_size, release_exports
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
@@ -36,8 +39,9 @@ cdef enum:
 cdef class Sending:
     """Distributors over streams: round robin that skips full ones, and fan-out by subscription."""
 
-    cdef Stream push_one(self, bytes data, uint64_t sequence):
-        """Round robin over the streams with room: the one that took it, or None."""
+    cdef Stream push_one(self, bytes data, tuple parts, Py_ssize_t size, uint64_t sequence):
+        """Round robin over the streams with room: the one that took it, or None. The message is `data`, or
+        `parts`; size: of all payload."""
         cdef Stream stream
         cdef int answer
         cdef Py_ssize_t place = self.next_out
@@ -51,10 +55,10 @@ cdef class Sending:
             stream = <Stream>self.outs[place]
             place += 1
             self.next_out = place
-            answer = self.push(stream, data, sequence)
+            answer = self.push(stream, data, parts, 0, size, sequence)
             if answer == OK:
                 self.messages_sent += 1
-                self.bytes_sent += PyBytes_GET_SIZE(data)
+                self.bytes_sent += size
                 return stream
             if answer == BROKEN:
                 self.lose(stream, stream.broken)
@@ -63,20 +67,21 @@ cdef class Sending:
                 return None
         return None
 
-    cdef int push_all(self, bytes data) except -2:
+    cdef int push_all(self, bytes data, tuple parts, Py_ssize_t size) except -2:
         """To every stream whose peer subscribed to this; a full one misses it, which is counted."""
         cdef Stream stream
         cdef Py_ssize_t taken = 0
         cdef int answer
         cdef list broken = None
+        cdef bytes topic = data if parts is None else <bytes>parts[0]
         for stream in self.outs:
-            if not stream.wants_all and not stream.match(data):
+            if not stream.wants_all and not stream.match(topic):
                 continue
-            answer = self.push(stream, data, 0)
+            answer = self.push(stream, data, parts, 0, size, 0)
             taken += 1
             if answer == OK:
                 self.messages_sent += 1
-                self.bytes_sent += PyBytes_GET_SIZE(data)
+                self.bytes_sent += size
             elif answer == FULL:
                 stream.link.dropped += 1
             elif answer == BROKEN:
@@ -88,16 +93,22 @@ cdef class Sending:
             self.dropped_no_peer += 1
         return OK
 
-    cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2:
+    cdef int push(self, Stream stream, bytes data, tuple parts, Py_ssize_t first, Py_ssize_t size,
+                  uint64_t sequence) except -2:
+        """first: of the parts. As `push_one`."""
         cdef link_t* link = stream.link
         cdef int answer
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if link.plain and parts is not None:
+            raise NotSupported(TOO_NEW, hint=PLAIN_HINT)
         if pthread_mutex_trylock(&link.mutex) != 0:
             with nogil:
                 pthread_mutex_lock(&link.mutex)
         if sequence:
             store_int(&link.turn, 1)         # the peer waits for it: no gathering
-        answer = link_push(link, PyBytes_AS_STRING(data), size, sequence)
+        if parts is None:
+            answer = link_push(link, PyBytes_AS_STRING(data), size, sequence)
+        else:
+            answer = push_parts(link, parts, first, size)
         if answer == WOULD_BLOCK:
             # The queue is long enough: worth a system call without the GIL.
             with nogil:

@@ -61,3 +61,4 @@ cdef class Reading(Sending):
     cdef int leave_sink(self) except -1
     cdef object leave_foreign_sink(self, other)
     cdef bint wanted(self, list frames)
+    cdef bint is_subscribed(self, bytes topic)

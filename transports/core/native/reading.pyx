@@ -394,7 +394,6 @@ cdef class Reading(Sending):
     cdef bint wanted(self, list frames):
         """Whether one of this socket's subscriptions matches; the publisher has checked before."""
         cdef Frame first = <Frame>frames[0]
-        cdef Py_ssize_t length
         if self.wants_all:
             return True
         if not self.prefix_lengths:
@@ -404,6 +403,12 @@ cdef class Reading(Sending):
             topic = first.data
             if type(topic) is not bytes:
                 topic = bytes(memoryview(topic).cast("B")[:self.prefix_lengths[len(self.prefix_lengths) - 1]])
+        return self.is_subscribed(topic)
+
+    cdef bint is_subscribed(self, bytes topic):
+        cdef Py_ssize_t length
+        if self.wants_all:
+            return True
         for length in self.prefix_lengths:
             if topic[:length] in self.prefixes:
                 return True

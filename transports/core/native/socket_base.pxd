@@ -1,13 +1,11 @@
 # The methods that users call. See socket_base.pyx.
 
-from transfer.transports.core.native.attachment cimport Attachments
+from transfer.transports.core.native.parts cimport Parts
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.req_rep_turn cimport Turn
 
 
-cdef class SocketBase(Attachments):
-    cdef public bint _general_send
-    cdef public bint _general_recv
+cdef class SocketBase(Parts):
     cdef public dict _lent          # memory that is held in place when it is sent; empty: none
     cdef public bint _lockstep      # the core may handle the common messages of a REQ or REP
     cdef public Turn _turn

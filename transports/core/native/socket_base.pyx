@@ -7,27 +7,25 @@ and receiving.pyx. The receive lock guards the reader.
 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
 
-from transfer.transports.arguments import flags_of
 from transfer.transports.descriptors import descriptor_hint
 from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescriptors, TransferError
 
 from transfer.transports.core.native cimport kernel_writes as native_link
-from transfer.transports.core.native.atomic cimport add, load_int
-from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.flusher cimport Flusher
 from transfer.transports.core.native.known_tensors cimport known_frame, note_header
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
-    F_CRC, HEADER, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
+    F_CRC, F_MORE, HEADER, MAGIC, OK, VERSION, header_t, now_ns,
+)
+from transfer.transports.core.native.parts cimport (
+    DONTWAIT, SNDMORE, Parts, bits_of, count_one, is_in_order, is_same, is_usable,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
-from transfer.transports.core.native.reading cimport PLAIN_TURN
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
@@ -41,10 +39,9 @@ cdef extern from "pythread.h" nogil:
     void PyThread_free_lock(PyThread_type_lock)
 
 cdef enum:
-    DONTWAIT = 1
     ROUND_ROBIN = 1
     FANOUT = 2
-    FAIR = 1
+    FILTERED = 2
     REQ = 0
     TRIES = 100                # to keep a message whose receive signals interrupt again and again
     SENDING = 0                # sides of a turn
@@ -52,16 +49,7 @@ cdef enum:
     LOOK_MS = 50               # a REQ checks this often whether its peer is alive
 
 
-cdef inline int bits_of(object flags) except -1:
-    """The flags of a call; Python checks other objects."""
-    cdef int overflow = 0
-    cdef long bits = -1
-    if PyLong_CheckExact(flags):
-        bits = PyLong_AsLongAndOverflow(flags, &overflow)
-    return <int>bits if 0 <= bits <= 3 else flags_of(flags)
-
-
-cdef class SocketBase(Attachments):
+cdef class SocketBase(Parts):
     """Base of transfer.Socket: the work for each message. Any thread may call."""
 
     def __cinit__(self, int socket_type, int send_mode, int receive_mode, Flusher flusher, Pool pool,
@@ -123,17 +111,22 @@ cdef class SocketBase(Attachments):
         cdef int bits = bits_of(flags)
         if (type(data) is bytes and not (bits & ~DONTWAIT) and not track and is_usable(self)
                 and PyBytes_GET_SIZE(data) < self.copy_threshold):
-            if self._lockstep:
+            if self._partial:
+                if self.send_last(data):
+                    return None
+            elif self._lockstep:
                 if self.send_in_turn(data):
                     return None
             elif self._general_send:
                 pass
             elif self.send_mode == ROUND_ROBIN:
-                if self.push_one(data, 0) is not None:
+                if self.push_one(data, None, PyBytes_GET_SIZE(data), 0) is not None:
                     return None
             elif self.send_mode == FANOUT:
-                self.push_all(data)
+                self.push_all(data, None, PyBytes_GET_SIZE(data))
                 return None
+        elif bits == SNDMORE and type(data) is bytes and not track and self.keep_part(data):
+            return None
         return self.send_slowly(data, bits, copy, track)
 
     cdef bint send_in_turn(self, bytes data) except -1:
@@ -152,7 +145,7 @@ cdef class SocketBase(Attachments):
         if (turn.number and not turn.relaxed) or turn.failure is not None:
             return False
         turn.pending = number
-        stream = self.push_one(data, number)
+        stream = self.push_one(data, None, PyBytes_GET_SIZE(data), number)
         if stream is None:
             return False
         turn.last += 1
@@ -166,7 +159,8 @@ cdef class SocketBase(Attachments):
         if not turn.open or not turn.simple or type(turn.stream) is not Stream:
             return False
         stream = <Stream>turn.stream
-        if stream.socket != <void*>self or self.push(stream, data, turn.number) != OK:
+        if stream.socket != <void*>self or self.push(
+                stream, data, None, 0, PyBytes_GET_SIZE(data), turn.number) != OK:
             return False
         self.messages_sent += 1
         self.bytes_sent += PyBytes_GET_SIZE(data)
@@ -175,7 +169,7 @@ cdef class SocketBase(Attachments):
 
     def _send_known(self, tensor, int flags):
         cdef tuple frame
-        if self._general_send or self.foreign_outs or self._lent:
+        if self._general_send or self._partial or self.foreign_outs or self._lent:
             return False
         frame = known_frame(tensor)
         if frame is None:
@@ -190,7 +184,7 @@ cdef class SocketBase(Attachments):
 
     cdef object send_slowly(self, data, int flags, bint copy, bint track):
         self.check_usable()
-        if self.send_mode == 0 or self._general_send or track or flags & ~DONTWAIT:
+        if self.send_mode == 0 or self._general_send or self._partial or track or flags & ~DONTWAIT:
             return self._send_general(data, flags, copy, track)
         self.send_frames([(0, 0, None, None, data)], 0 if flags & DONTWAIT else self.send_timeout,
                          None, None, not copy, None, None, True)
@@ -217,8 +211,8 @@ cdef class SocketBase(Attachments):
             # A signal handler that raises here finds the message unread. One that does not may have received
             # on this socket, or let other threads do so.
             PyErr_CheckSignals()
-            if (self.messages_received == number and self.reader.start == start
-                    and self.current is stream and not self.receiving and not self.closed):
+            if (is_same(self, stream, number, start)
+                    and (self.receive_mode != FILTERED or self.is_subscribed(data))):
                 self.reader.start += HEADER + size
                 stream.expect_size = 0
                 count_one(self, stream, size)
@@ -249,11 +243,20 @@ cdef class SocketBase(Attachments):
         cdef tuple message
         cdef list frames
         cdef Frame frame
+        if self._unread.threads and self.thread_here().rest and not flags & ~DONTWAIT:
+            made = self.next_part(copy)
+            return self.recv(flags, copy) if made is None else made
+        if not flags & ~DONTWAIT:
+            frames = self.plain_parts()
+            if frames is not None:
+                if len(frames) > 1:
+                    self.thread_here().leave(frames[1:])
+                return frames[0] if copy else Frame(frames[0], flags=F_MORE if len(frames) > 1 else 0)
         if self._lockstep and flags == 0:
             return self.recv_in_turn(copy, track)
         if self.receive_mode == 0 or self._general_recv or flags & ~DONTWAIT:
             self.check_usable()
-            return self._recv_general(flags, copy, track)
+            return self.thread_here().checked(self._recv_general(flags, copy, track), False)
         message = self.next_message(0 if flags & DONTWAIT else self.receive_timeout, copy, None)
         frames = <list>message[1]
         if len(frames) == 1:
@@ -325,7 +328,7 @@ cdef class SocketBase(Attachments):
                 except Again:
                     message = None
             if message is None:
-                return self._recv_general(0, copy, track)
+                return self.thread_here().checked(self._recv_general(0, copy, track), False)
             frame = only_frame(message)
             if frame is not None:
                 data = self.payload(message, frame, copy)
@@ -336,7 +339,7 @@ cdef class SocketBase(Attachments):
             admitted = self.admit(message)
         else:
             if turn.open or not turn.take(RECEIVING):
-                return self._recv_general(0, copy, track)
+                return self.thread_here().checked(self._recv_general(0, copy, track), False)
             try:
                 message = self.next_message(self.receive_timeout, copy, None)
                 frame = only_frame(message)
@@ -351,7 +354,7 @@ cdef class SocketBase(Attachments):
             finally:
                 turn.give(RECEIVING)
         if admitted is None:
-            return self._recv_general(0, copy, track)
+            return self.thread_here().checked(self._recv_general(0, copy, track), False)
         return self.deliver(message, list(admitted), 0, copy, track)
 
     # --- descriptors ----------------------------------------------------------------------------
@@ -421,11 +424,8 @@ cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
     cdef Stream stream = self.current
     cdef header_t* header
     cdef size_t available
-    if (stream is None or self.receiving or self._general_recv or self.stash is not None
-            or self.again is not None or self.receive_mode != FAIR or self.closed or self.foreign_ins
-            or self.generation != native_link.fork_generation
-            or stream.parts is not None or stream.large is not None
-            or (self.turn_messages >= PLAIN_TURN and self.reader.reads >= 0)):
+    if (stream is None or self._general_recv or self._unread.threads or not self.receive_mode
+            or not is_in_order(self, stream)):
         return -1
     available = self.reader.end - self.reader.start
     header = <header_t*>(self.reader.data + self.reader.start)
@@ -434,17 +434,6 @@ cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
             or header.socket_type > 8 or header.data_length > stream.link.max_message):
         return -1
     return header.data_length
-
-
-cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept:
-    cdef link_t* link = stream.link
-    add(&link.received, 1)
-    link.received_bytes += size
-    self.turn_messages += 1
-    self.messages_received += 1
-    self.bytes_received += size
-    if link.credits and not load_int(&link.credit_armed):
-        link_arm_credit(link)
 
 
 cdef inline Frame only_frame(tuple message):
@@ -465,8 +454,3 @@ cdef Frame plain_frame(bytes data, header_t* header):
     frame.sequence = sequence
     frame.socket_type = socket_type
     return frame
-
-
-cdef inline bint is_usable(SocketBase self) noexcept:
-    return (not self.closed and not self._behind
-            and self.generation == native_link.fork_generation and not self.foreign_outs)

@@ -13,7 +13,7 @@ from posix.unistd cimport close, read, write
 
 from transfer.transports.core.native.atomic cimport load, load_int, store_int
 from transfer.transports.core.native.kernel_writes cimport (
-    CREDIT_KIND, CREDIT_NS, F_CONTROL, HEADER, WOULD_BLOCK, flusher_t, link_free, link_put_header,
+    CREDIT_KIND, CREDIT_NS, F_CONTROL, HEADER, WOULD_BLOCK, flusher_t, link_free, put_header,
     link_reserve, link_t, link_watch_room, link_write, now_ns, segment_t, store_segment, wake,
 )
 from transfer.transports.core.native.system cimport (
@@ -376,7 +376,7 @@ cdef void put_credit(link_t* link) noexcept nogil:
     cdef uint64_t consumed = load(&link.received)
     if at == NULL:
         return
-    link_put_header(at, link.socket_type, F_CONTROL, 0, 0, 9, 0)
+    put_header(at, link.socket_type, F_CONTROL, 0, 0, 9, 0)
     at[HEADER] = CREDIT_KIND
     memcpy(at + HEADER + 1, &consumed, 8)
     link.credit_end = link.written + <uint64_t>link.queued_bytes

@@ -10,6 +10,7 @@ frame         one frame as received
 json_check    whether JSON decoders can read a peer's text
 message       one message in an out-queue: its unwritten part, and how users' memory in it is copied
 outgoing      the sending half of a stream: the out-queue, gathering, and the handling of a full kernel
+parts         the threads that have received a part of a message, and the parts that they have not
 peer_choice   the choice of a stream for a message, and the wait while none has room
 pool          memory: receive buffers that are reused, and users' objects that are held until they are sent
 receiving     the receiving half of a socket: the order of streams, and the wait for messages
@@ -24,6 +25,7 @@ from transfer.transports.core.pure.checksum import crc32c
 from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.frame import Frame
 from transfer.transports.core.pure.json_check import check_json
+from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
 from transfer.transports.core.pure.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.core.pure.slots import Slots
@@ -38,6 +40,7 @@ __all__ = [
     "Lease",
     "Mapping",
     "Pool",
+    "ReceivingThread",
     "Region",
     "Slots",
     "SocketBase",
@@ -45,6 +48,7 @@ __all__ = [
     "TlsChannel",
     "TlsContext",
     "Turn",
+    "UnreadParts",
     "address_of",
     "check_json",
     "copy_into",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.arguments import flags_of
 from transfer.transports.core.pure.codec import LZ4, MORE, TENSOR, TOPIC
 from transfer.transports.core.pure.flusher import Flusher
+from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
 from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.receiving import Receiving
@@ -14,6 +15,7 @@ from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.errors import TransferError
 
 if TYPE_CHECKING:
+    from transfer.transports.core.contract import OutFrame
     from transfer.transports.core.pure.frame import Frame
 
 DONTWAIT = 1
@@ -34,10 +36,21 @@ class SocketBase(Sending, Receiving):
         self._lockstep = False
         self._lent: dict[str, Any] = {}
         self._turn: Turn | None = None
+        self._partial: dict[int, list[OutFrame]] = {}
+        self._unread = UnreadParts()
+        self._routes: dict[bytes, Any] | None = None
+        self._with_identity = False
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         flags = flags_of(flags)
-        if flags & ~DONTWAIT or track or self._general_send or self._foreign or self._send_mode == NONE:
+        if (
+            flags & ~DONTWAIT
+            or track
+            or self._general_send
+            or self._partial
+            or self._foreign
+            or self._send_mode == NONE
+        ):
             return self._send_general(data, flags, copy, track)
         frames, size = plain(data)
         hold = not copy and size >= self.copy_threshold
@@ -46,7 +59,7 @@ class SocketBase(Sending, Receiving):
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         flags = flags_of(flags)
-        if self._general_recv or self._receive_mode == NONE:
+        if self._general_recv or self._receive_mode == NONE or self._receiving_thread().rest:
             return self._recv_general(flags, copy, track)
         stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)
         frame = frames[0]
@@ -62,6 +75,12 @@ class SocketBase(Sending, Receiving):
             raise
         return self._recv_general(flags, copy, track) if made is NotImplemented else made
 
+    def send_multipart(self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        return self._send_multipart(msg_parts, flags_of(flags), copy, track)
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        return self._recv_multipart(flags_of(flags), copy)
+
     def _send_known(self, tensor: Any, flags: int) -> bool:
         return False
 
@@ -75,6 +94,16 @@ class SocketBase(Sending, Receiving):
 
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any:
         """Every recv when the fast one is disabled."""
+
+    def _send_multipart(self, msg_parts: Any, flags: int, copy: bool, track: bool) -> Any:
+        """Every send of several parts."""
+
+    def _recv_multipart(self, flags: int, copy: bool) -> Any:
+        """Every receive of several parts."""
+
+    def _receiving_thread(self) -> ReceivingThread:
+        """What is kept of the calling thread."""
+        return ReceivingThread(self._unread)
 
     def _take_back(self, given: list[tuple[Any, list[Frame]]]) -> None:
         """A call was interrupted between its message and its caller."""

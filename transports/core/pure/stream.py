@@ -55,6 +55,7 @@ class Stream(Subscribable, Outgoing):
     ) -> None:
         super().__init__(socket_type, flusher)
         self.peer: Any = None
+        self.identity: bytes | None = None
         self.received_bytes = self.waited_ns = self.last_received_ns = 0
         self.send_high_water = send_high_water
         self.send_high_water_bytes = send_high_water_bytes

@@ -1,0 +1,297 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Parts: messages of several parts. Those of plain `bytes` are sent and received here, and a ROUTER's with its
+peers' identities; all others by the hooks, in Python.
+"""
+
+from collections import deque
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.list cimport PyList_AsTuple, PyList_New, PyList_SET_ITEM
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport uint64_t
+
+from transfer.transports.arguments import flags_of
+from transfer.transports.core.wire import MAX_FRAMES
+
+from transfer.transports.core.native.kernel_writes cimport F_MORE, HEADER, MAGIC, OK, VERSION, header_t
+from transfer.transports.core.native.pool cimport Frame
+
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyThreadState_Get()
+    uint64_t PyThreadState_GetID(PyThreadState*)
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+cdef enum:
+    ROUND_ROBIN = 1
+    FANOUT = 2
+    FAIR = 1
+    FILTERED = 2
+
+cdef Py_ssize_t MOST_PARTS = MAX_FRAMES
+
+
+cdef int bits_of(object flags) except -1:
+    """The flags of a call; Python checks other objects."""
+    cdef int overflow = 0
+    cdef long bits = -1
+    if PyLong_CheckExact(flags):
+        bits = PyLong_AsLongAndOverflow(flags, &overflow)
+    return <int>bits if 0 <= bits <= 3 else flags_of(flags)
+
+
+cdef class UnreadParts:
+    """How many threads have begun a message of a socket, and not read all its parts; and the thread that asked
+    last, for whom no look-up is needed."""
+
+
+@cython.no_gc_clear
+cdef class ReceivingThread:
+    """One thread that receives from a socket. Attributes, not items: they are written without a call, in which
+    a signal handler could raise.
+
+    given: the core's message, until the call that receives it ends: its stream and frames. rest: the parts of
+    a message that `recv` has not returned yet; it changes by the methods. stream: that of its newest message,
+    if that passed through `_recv_frames`.
+    """
+
+    def __cinit__(self, UnreadParts unread):
+        self.unread = unread
+        self.rest = deque()
+
+    def __dealloc__(self):
+        if self.rest:
+            self.unread.threads -= 1
+        if self.unread.newest == <void*>self:
+            self.unread.newest = NULL
+
+    cdef object checked(self, object made, bint whole):
+        """What Python has received: a part, or a whole message. A signal that came meanwhile is handled here,
+        since its handler would run between this call and its caller, and what was received would be lost: if
+        it raises, the next receive of this thread has it."""
+        try:
+            PyErr_CheckSignals()
+        except BaseException:
+            if whole:
+                self.leave(made)
+            else:
+                self.put_back(made)
+            raise
+        return made
+
+    def leave(self, parts):
+        """Keeps parts for the next calls."""
+        cdef bint had = bool(self.rest)
+        self.rest.extend(parts)
+        self.unread.threads += <bint>bool(self.rest) - had
+
+    def put_back(self, part):
+        """The part is the next one again."""
+        cdef bint had = bool(self.rest)
+        self.rest.appendleft(part)
+        self.unread.threads += not had
+
+    def take(self):
+        """The next part, of which there is one."""
+        part = self.rest.popleft()
+        self.unread.threads -= not self.rest
+        return part
+
+    def clear(self):
+        if self.rest:
+            self.rest.clear()
+            self.unread.threads -= 1
+
+
+cdef class Parts(Attachments):
+    """The parts of a socket's messages."""
+
+    def __cinit__(self, *args, **kwargs):
+        self._partial = {}
+        self._unread = UnreadParts()
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def send_multipart(self, msg_parts, flags=0, bint copy=True, bint track=False):
+        """Sends several parts as one message, completely or not at all. As `send`."""
+        cdef int bits = bits_of(flags)
+        if (type(msg_parts) is list and not bits & ~DONTWAIT and not track and is_usable(self)
+                and not self._partial and self.push_parts(PyList_AsTuple(msg_parts))):
+            return None
+        return self._send_multipart(msg_parts, bits, copy, track)
+
+    cdef bint push_parts(self, tuple parts) except -1:
+        """False: Python has to send them."""
+        cdef Py_ssize_t count = PyTuple_GET_SIZE(parts)
+        cdef Py_ssize_t size = 0
+        cdef Py_ssize_t i
+        cdef object part
+        cdef Stream stream
+        if not 0 < count <= MOST_PARTS:
+            return False
+        for i in range(count):
+            part = <object>PyTuple_GET_ITEM(parts, i)
+            if type(part) is not bytes:
+                return False
+            size += PyBytes_GET_SIZE(part)
+        if size >= self.copy_threshold:
+            return False
+        if self._routes is not None:
+            target = self._routes.get(<object>PyTuple_GET_ITEM(parts, 0))
+            if type(target) is not Stream or count == 1:
+                return False
+            stream = <Stream>target
+            size -= PyBytes_GET_SIZE(<object>PyTuple_GET_ITEM(parts, 0))
+            if stream.identity is None or self.push(stream, None, parts, 1, size, 0) != OK:
+                return False
+            self.messages_sent += 1
+            self.bytes_sent += size
+            return True
+        if self._general_send:
+            return False
+        if self.send_mode == ROUND_ROBIN:
+            return self.push_one(None, parts, size, 0) is not None
+        return self.send_mode == FANOUT and self.push_all(None, parts, size) == OK
+
+    cdef bint keep_part(self, bytes data) except -1:
+        """A part that more follow. False: Python has to keep it, since the message will need it."""
+        cdef list frames
+        if not is_usable(self) or (self._routes is None and (self._general_send or self.send_mode != ROUND_ROBIN)):
+            return False
+        thread = PyThread_get_thread_ident()
+        frames = <list>self._partial.get(thread)
+        if frames is None:
+            if self._routes is not None and data not in self._routes:
+                return False
+            self._partial[thread] = [(0, 0, None, None, data)]
+        else:
+            frames.append((0, 0, None, None, data))
+        return True
+
+    cdef bint send_last(self, bytes data) except -1:
+        """The last part of this thread's message. False: Python has to send it."""
+        cdef list parts = []
+        thread = PyThread_get_thread_ident()
+        frames = self._partial.get(thread)
+        if frames is None or not is_usable(self):
+            return False
+        for frame in <list>frames:
+            parts.append((<tuple>frame)[4])
+            if (<tuple>frame)[0] or (<tuple>frame)[2] is not None:
+                return False
+        parts.append(data)
+        if not self.push_parts(PyList_AsTuple(parts)):
+            return False
+        self._partial.pop(thread, None)
+        return True
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def recv_multipart(self, flags=0, bint copy=True, bint track=False):
+        """Receives all parts of one message. As `recv`."""
+        cdef int bits = bits_of(flags)
+        cdef list parts
+        cdef ReceivingThread here
+        if copy and not bits & ~DONTWAIT and (not self._unread.threads or not self.thread_here().rest):
+            parts = self.plain_parts()
+            if parts is not None:
+                return parts
+        here = self.thread_here()
+        return here.checked(self._recv_multipart(bits, copy), True)
+
+
+    cdef list plain_parts(self):
+        """The next message, if all its parts are plain and were read ahead; None: it is received in the
+        general way."""
+        cdef Stream stream = self.current
+        cdef header_t* header
+        cdef list parts
+        cdef object part
+        cdef size_t start = self.reader.start
+        cdef size_t at = start
+        cdef uint64_t number = self.messages_received
+        cdef uint64_t total = 0
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t i
+        cdef bint named = self._with_identity
+        if (stream is None or not is_in_order(self, stream) or (named and stream.identity is None)
+                or (self._general_recv and not named) or not self.receive_mode):
+            return None
+        while True:
+            header = <header_t*>(self.reader.data + at)
+            if (self.reader.end - at < HEADER or header.flags & ~F_MORE or header.topic_length != 0
+                    or header.data_length > self.reader.end - at - HEADER or header.magic != MAGIC
+                    or header.version != VERSION or header.socket_type > 8 or count == MOST_PARTS):
+                return None
+            total += header.data_length
+            at += HEADER + header.data_length
+            count += 1
+            if not header.flags & F_MORE:
+                break
+        if total > stream.link.max_message:
+            return None
+        parts = PyList_New(count + named)
+        # That may collect garbage, and so let other threads receive, as the signal handlers below may.
+        if not is_same(self, stream, number, start):
+            return None
+        if named:
+            Py_INCREF(stream.identity)
+            PyList_SET_ITEM(parts, 0, stream.identity)
+        at = start
+        for i in range(count):
+            header = <header_t*>(self.reader.data + at)
+            part = PyBytes_FromStringAndSize(self.reader.data + at + HEADER, header.data_length)
+            Py_INCREF(part)
+            PyList_SET_ITEM(parts, i + named, part)
+            at += HEADER + header.data_length
+        if self.receive_mode == FILTERED and not self.is_subscribed(<bytes>parts[0]):
+            return None
+        # A signal handler that raises here finds the message unread.
+        PyErr_CheckSignals()
+        if not is_same(self, stream, number, start):
+            return None
+        self.reader.start = at
+        stream.expect_size = 0
+        count_one(self, stream, total)
+        if self.exposed:
+            self.signal()
+        return parts
+
+    cdef ReceivingThread thread_here(self):
+        cdef uint64_t number = PyThreadState_GetID(PyThreadState_Get())  # of no other thread, ever
+        cdef UnreadParts unread = self._unread
+        cdef ReceivingThread here
+        if unread.newest != NULL and unread.number == number:
+            return <ReceivingThread>unread.newest
+        here = self._receiving_thread()  # others may ask meanwhile
+        unread.newest = <void*>here
+        unread.number = number
+        return here
+
+    cdef object next_part(self, bint copy):
+        """The next part of the message that this thread has begun. None: a signal handler took it."""
+        cdef ReceivingThread here = self.thread_here()
+        cdef object part = here.rest[0]
+        cdef object made = part
+        self.check_usable()
+        if copy and type(part) is not bytes:
+            made = part.bytes
+        elif not copy and type(part) is bytes:
+            made = Frame(part, flags=F_MORE if len(here.rest) > 1 else 0)
+        PyErr_CheckSignals()
+        if not here.rest or here.rest[0] is not part:  # a handler received it
+            return None
+        here.take()
+        return made
+
+    # --- hooks ----------------------------------------------------------------------------------
+
+    def _receiving_thread(self):
+        return ReceivingThread(self._unread)
