@@ -68,6 +68,8 @@ class TransferError(ZMQError):
     `hint` is the advice, appended to the text; `errno` is a number or None.
     """
 
+    hint = ""
+
     def __init__(self, message: str = "", *, hint: str = "", errno: int | None = None) -> None:
         self.hint = hint
         super().__init__(errno, f"{message}\n  hint: {hint}" if hint else message)

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from transfer.constants import POLLERR, POLLIN, POLLOUT
+from transfer.transports import core
 from transfer.transports.arguments import events_of, milliseconds, number, shown, wrong
 from transfer.transports.errors import NotRegistered
 
@@ -25,6 +26,9 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
     milliseconds, None or negative waits without limit.
     """
     timeout = milliseconds(timeout)
+    polled = core.poll_sockets(entries, timeout)
+    if polled is not None:
+        return polled
     deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout / 1000.0
     if not entries and deadline is None:
         return []

@@ -25,11 +25,12 @@ class Readiness:
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         self._idle = 0
-        if not self._watched:
-            self.loop.add_reader(self.fd, self._ready)
-            self._watched = True
         try:
-            if self._ended:  # asked last: the thread that closes sets it first
+            if not self._watched:
+                with suppress(OSError):  # another thread has closed it, which is seen below
+                    self.loop.add_reader(self.fd, self._ready)
+                    self._watched = True
+            if self._ended or not self._watched:  # asked last: the thread that closes sets it first
                 self.close()
                 raise Closed("the socket is closed")
             await waiter

@@ -59,7 +59,6 @@ from transfer.transports.core.wire import MAX_DATA, Flag, SocketType
 from transfer.transports.errors import (
     Again,
     ArgumentError,
-    Closed,
     ForkedError,
     NotSupported,
     OptionError,
@@ -754,7 +753,7 @@ class Socket(Base):
     @property
     def rcvmore(self) -> bool:
         """Whether the message of this thread's last `recv` has parts left."""
-        return bool(self._threads.here.thread.rest)
+        return self._has_rest()
 
     @property
     def _newest_stream(self) -> Any:
@@ -1005,7 +1004,7 @@ class Socket(Base):
         if copy:
             return part if type(part) is bytes else part.bytes
         if type(part) is bytes:
-            return self._frame(part, flags=Flag.MORE if self._threads.here.thread.rest else 0)
+            return self._frame(part, flags=Flag.MORE if self._has_rest() else 0)
         return part
 
     # -- waiting -------------------------------------------------------------------------------------
@@ -1053,7 +1052,7 @@ class Socket(Base):
         found = 0
         pattern = self._pattern
         if bits & POLLIN and (
-            self._threads.here.thread.rest
+            self._has_rest()
             or self._returned
             or (pattern.may_receive() and self._readable())
             or pattern.failure is not None
@@ -1254,7 +1253,7 @@ class Socket(Base):
     def _check_usable(self) -> None:
         self._check_forked()
         if self.closed or self._ending.locked():
-            raise Closed("the socket is closed")
+            raise self._closed_error()
         if self._links.state.fatal is not None:
             raise self._links.state.fatal
 

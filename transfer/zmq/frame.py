@@ -29,7 +29,7 @@ class Frame(core.Frame):
     """
 
     tracker_event = None
-    tracker: MessageTracker | None
+    tracker: MessageTracker | None = None
 
     def __init__(
         self,

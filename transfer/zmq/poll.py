@@ -6,6 +6,7 @@ from typing import Any
 
 from transfer.sockets.poller import Poller as OurPoller, descriptor, wait
 from transfer.transports.arguments import events_of, milliseconds, seconds, sequence, wrong
+from transfer.transports.core import poll_sockets
 from transfer.transports.errors import ArgumentError
 from transfer.zmq.constants import PollEvent
 
@@ -20,6 +21,10 @@ class Poller(OurPoller):
 
     def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
         """Returns (socket or descriptor, bits) of the ready entries. `timeout` in ms, None without limit."""
+        if timeout is None or type(timeout) is int:
+            ready = poll_sockets(self.sockets, timeout)
+            if ready is not None:
+                return ready
         return zmq_poll(self.sockets, timeout)
 
 

@@ -7,7 +7,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.arguments import wrong
-from transfer.transports.errors import Again, Closed, NotSupported, StateError
+from transfer.transports.errors import Again, NotSupported, StateError
 from transfer.zmq.constants import DeviceType, PollEvent, SocketType
 from transfer.zmq.poll import Poller
 
@@ -38,12 +38,6 @@ class _Flow:
 
     def carry(self, capture: Any) -> None:
         """Forwards available messages while the target has room, up to a burst. Raises ContextTerminated."""
-        try:
-            self._carry(capture)
-        except Closed as error:  # another thread may terminate the context
-            raise self.source._ended(error) from None
-
-    def _carry(self, capture: Any) -> None:
         for _ in range(_BURST):
             if not self.target.poll(0, PollEvent.POLLOUT):
                 return

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
-from transfer.constants import DONTWAIT, SNDMORE
+from transfer.constants import SNDMORE
 from transfer.sockets.attributes import no_such
 from transfer.sockets.binding import endpoint_text
 from transfer.sockets.defaults import PYZMQ_SUB_LINGER
@@ -65,9 +65,6 @@ __all__ = ["Socket", "SyncSocket"]
 #: sockets whose `underlying` was read, for `shadow`
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-_send: Any = Base.send
-_recv: Any = Base.recv
-
 
 class _SocketMeta(type):
     """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
@@ -107,6 +104,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         self._ignored: dict[SocketOption, int | bytes] = {}
         self._kind = kind
         self._closed_by_user = False
+        self._frame_class = Frame
         self._pump: MonitorPump | None = None
         self._watcher: Self | None = None
         super().__init__(ctx_or_socket, wire.SocketType[kind.name])
@@ -150,7 +148,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     @property
     def rcvmore(self) -> int:
         """1 if the message of this thread's last `recv` has parts left, else 0."""
-        return int(bool(self._threads.here.thread.rest))
+        return int(self._has_rest())
 
     @property
     def last_endpoint(self) -> bytes:
@@ -165,7 +163,8 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         try:
             return Bound(self, "bind", super().bind(addr).addr)
         except TransferError as error:
-            raise endpoints.bad_endpoint(self._ended(error), endpoint_text(addr)) from error.__cause__
+            known = self._closed_error() if isinstance(error, Closed) else error
+            raise endpoints.bad_endpoint(known, endpoint_text(addr)) from error.__cause__
 
     def connect(self, addr: str) -> Bound[Self]:
         """Starts to connect; messages that are sent before the peer is connected wait for it."""
@@ -173,7 +172,8 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         try:
             return Bound(self, "connect", super().connect(addr).addr)
         except TransferError as error:
-            raise endpoints.bad_endpoint(self._ended(error), endpoint_text(addr)) from error.__cause__
+            known = self._closed_error() if isinstance(error, Closed) else error
+            raise endpoints.bad_endpoint(known, endpoint_text(addr)) from error.__cause__
 
     def unbind(self, addr: str) -> None:
         """Stops listening on an endpoint. Raises ZMQError (ENOENT)."""
@@ -235,36 +235,74 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
     # -- sending -------------------------------------------------------------------------------
 
-    @overload
-    def send(  # type: ignore[overload-overlap]  # a Frame is a Buffer
-        self, data: Frame, flags: int = ..., copy: bool = ..., track: bool = ...
-    ) -> MessageTracker: ...
-    @overload
-    def send(self, data: Buffer, flags: int = ..., copy: bool = ..., track: Literal[False] = ...) -> None: ...
-    @overload
-    def send(
-        self, data: Buffer, flags: int = ..., *, copy: Literal[False], track: Literal[True]
-    ) -> MessageTracker: ...
-    @overload
-    def send(
-        self, data: Buffer, flags: int, copy: Literal[False], track: Literal[True]
-    ) -> MessageTracker: ...
-    @overload
-    def send(
-        self, data: Buffer, flags: int = ..., copy: bool = ..., track: bool = ...
-    ) -> MessageTracker | None: ...
-    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        """Sends one part. Returns a MessageTracker with `track` and without `copy`."""
-        if copy and type(data) is bytes:
-            try:
-                return _send(self, data, flags)
-            except Closed as error:
-                raise self._ended(error) from None
-            except Again as error:
-                raise self._hinted(error) from None
-        return self._send_object(data, flags, copy, track)
+    if TYPE_CHECKING:  # methods of the core, with pyzmq's types
+
+        @overload
+        def send(  # type: ignore[overload-overlap]  # a Frame is a Buffer
+            self, data: Frame, flags: int = ..., copy: bool = ..., track: bool = ...
+        ) -> MessageTracker: ...
+        @overload
+        def send(
+            self, data: Buffer, flags: int = ..., copy: bool = ..., track: Literal[False] = ...
+        ) -> None: ...
+        @overload
+        def send(
+            self, data: Buffer, flags: int = ..., *, copy: Literal[False], track: Literal[True]
+        ) -> MessageTracker: ...
+        @overload
+        def send(
+            self, data: Buffer, flags: int, copy: Literal[False], track: Literal[True]
+        ) -> MessageTracker: ...
+        @overload
+        def send(
+            self, data: Buffer, flags: int = ..., copy: bool = ..., track: bool = ...
+        ) -> MessageTracker | None: ...
+        def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+            """Sends one part. Returns a MessageTracker with `track` and without `copy`."""
+
+        @overload
+        def send_multipart(
+            self, msg_parts: Sequence[Buffer], flags: int = ..., *, copy: Literal[False], track: Literal[True]
+        ) -> MessageTracker: ...
+        @overload
+        def send_multipart(
+            self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
+        ) -> MessageTracker | None: ...
+        def send_multipart(
+            self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+        ) -> MessageTracker | None:
+            """Sends all parts as one message, completely or not at all."""
+
+        @overload
+        def recv(self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...) -> bytes: ...
+        @overload
+        def recv(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> Frame: ...
+        @overload
+        def recv(self, flags: int, copy: Literal[False], track: bool = ...) -> Frame: ...
+        @overload
+        def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
+        def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+            """Receives one part: bytes, or a Frame if not `copy`. Raises Again, ContextTerminated."""
+
+        @overload
+        def recv_multipart(
+            self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
+        ) -> list[bytes]: ...
+        @overload
+        def recv_multipart(
+            self, flags: int = ..., *, copy: Literal[False], track: bool = ...
+        ) -> list[Frame]: ...
+        @overload
+        def recv_multipart(self, flags: int, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
+        @overload
+        def recv_multipart(
+            self, flags: int = ..., copy: bool = ..., track: bool = ...
+        ) -> list[bytes] | list[Frame]: ...
+        def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+            """Receives all parts of a message."""
 
     def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
+        """Sends what the core does not send alone: with a tracker, or neither bytes nor a small bytearray."""
         watching = None
         if isinstance(data, Frame):
             watching = data.tracker
@@ -274,12 +312,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         elif not copy and size_of(data) < self.copy_threshold:
             self.send(bytes(data), flags)
             return _FINISHED_TRACKER if track else None
-        try:
-            sent = _send(self, payload_of(data), flags, copy, track and not copy)
-        except Closed as error:
-            raise self._ended(error) from None
-        except Again as error:
-            raise self._hinted(error) from None
+        sent = self._send_one(payload_of(data), flags, copy, track and not copy)
         if sent is None:
             return None
         if watching is None:
@@ -288,74 +321,24 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
             watching.peers.add(sent)
         return watching
 
-    @overload
-    def send_multipart(
-        self, msg_parts: Sequence[Buffer], flags: int = ..., *, copy: Literal[False], track: Literal[True]
-    ) -> MessageTracker: ...
-    @overload
-    def send_multipart(
-        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
-    ) -> MessageTracker | None: ...
-    def send_multipart(
-        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    def _send_multipart(
+        self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False
     ) -> MessageTracker | None:
-        """Sends all parts as one message, completely or not at all."""
-        if type(msg_parts) is not list or not msg_parts:
-            check_parts(msg_parts)
-        if flags != 0:
-            flags = flags_of(flags)
-        parts = [part if type(part) is bytes else checked_part(i, part) for i, part in enumerate(msg_parts)]
-        try:
-            if flags & SNDMORE or self._partial:
-                for part in parts[:-1]:
-                    _send(self, part, flags | SNDMORE, copy, False)
-                sent = _send(self, parts[-1], flags, copy, track and not copy)
-            else:
-                sent = Base.send_multipart(self, parts, flags, copy, track and not copy)
-        except Closed as error:
-            raise self._ended(error) from None
+        check_parts(msg_parts)
+        parts = [checked_part(i, part) for i, part in enumerate(msg_parts)]
+        track = track and not copy
+        if flags & SNDMORE or self._partial:
+            for part in parts[:-1]:
+                self._send_one(part, flags | SNDMORE, copy, False)
+            sent = self._send_one(parts[-1], flags, copy, track)
+        else:
+            sent = Base._send_multipart(self, parts, flags, copy, track)
         return None if sent is None else MessageTracker(sent)
 
     # -- receiving -----------------------------------------------------------------------------
 
-    @overload
-    def recv(self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...) -> bytes: ...
-    @overload
-    def recv(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> Frame: ...
-    @overload
-    def recv(self, flags: int, copy: Literal[False], track: bool = ...) -> Frame: ...
-    @overload
-    def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
-    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        """Receives one part: bytes, or a Frame if not `copy`. Raises Again, ContextTerminated."""
-        try:
-            if copy:
-                return _recv(self, flags)
-            part = _recv(self, flags, False)
-        except Closed as error:
-            raise self._ended(error) from None
-        except Again as error:
-            raise (error if flags & DONTWAIT else self._hinted(error)) from None
-        return Frame._of(part)._mark(bool(self._threads.here.thread.rest))
-
-    @overload
-    def recv_multipart(
-        self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
-    ) -> list[bytes]: ...
-    @overload
-    def recv_multipart(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
-    @overload
-    def recv_multipart(self, flags: int, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
-    @overload
-    def recv_multipart(
-        self, flags: int = ..., copy: bool = ..., track: bool = ...
-    ) -> list[bytes] | list[Frame]: ...
-    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """Receives all parts of a message."""
-        try:
-            parts: list[Any] = Base.recv_multipart(self, flags, copy)
-        except Closed as error:
-            raise self._ended(error) from None
+    def _recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
+        parts: list[Any] = Base._recv_multipart(self, flags, copy)
         if copy:
             return parts
         last = len(parts) - 1
@@ -372,20 +355,19 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
                 pour(target[:length], part.buffer[:length])
         return len(part)
 
-    def _hinted(self, error: Again) -> Again:
-        """Replaces the error by a description of the missing peer, if that is the reason."""
+    def _no_room(self) -> Again:
+        """The error of a send that waits for room, or for peers to connect."""
         links = self._links
         if not links.state.endpoints or any(not peer.pending for peer in list(links.state.peers.values())):
-            return error
+            return Base._no_room(self)
         found: Again = links.no_peer.error()
         return found
 
-    def _ended(self, error: TransferError) -> TransferError:
-        """Returns pyzmq's error of a closed socket: ETERM if its context was terminated."""
-        closed = isinstance(error, Closed) and not isinstance(error, ContextTerminated)
-        if closed and self.context._ending and not self._closed_by_user:
+    def _closed_error(self) -> Closed:
+        """The error of a closed socket: ETERM if its context was terminated."""
+        if self.context._ending and not self._closed_by_user:
             return ContextTerminated("the context was terminated")
-        return error
+        return Base._closed_error(self)
 
     # -- texts, JSON, objects ------------------------------------------------------------------
 
@@ -407,23 +389,10 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> int:
         """Returns the ready bits, after waiting `timeout` ms (None: without limit) for one of them."""
         if self.closed:
-            error = self._ended(Closed("the socket is closed"))
+            error = self._closed_error()
             raise error if isinstance(error, ContextTerminated) else NotSupported(str(error))
         ready = wait([(self, events_of(flags))], timeout)
         return ready[0][1] if ready else 0
-
-    def fileno(self) -> int:
-        """Returns a descriptor that becomes readable when `events` may have changed."""
-        try:
-            return super().fileno()
-        except Closed as error:
-            raise self._ended(error) from None
-
-    def _ready_bits(self, bits: int) -> int:
-        try:
-            return super()._ready_bits(bits)
-        except Closed as error:
-            raise self._ended(error) from None
 
     def subscribe(self, topic: str | bytes = b"") -> None:
         """Subscribes to messages that begin with `topic`."""
@@ -478,6 +447,8 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
     def get(self, option: int) -> int | bytes:
         """Returns an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
+        if option is SocketOption.RCVMORE and not self.closed:  # asked for each part
+            return int(self._has_rest())
         known, how = rule(option)
         if not how.readable:
             raise OptionError(f"{known.name} can only be set")
@@ -527,7 +498,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise self._ended(Closed("the socket is closed"))
+            raise self._closed_error()
 
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 

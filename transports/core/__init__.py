@@ -94,6 +94,7 @@ __all__ = [
     "copy_into",
     "crc32c",
     "openssl_version",
+    "poll_sockets",
 ]
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
         copy_into,
         crc32c,
         openssl_version,
+        poll_sockets,
     )
 
     IMPLEMENTATION: str

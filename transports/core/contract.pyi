@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from transfer.transports.errors import Again, ProtocolError
+from transfer.transports.errors import Again, Closed, ProtocolError
 from transfer.transports.req_rep_turn import Turn as _Turn
 
 class Buffer(Protocol):  # any object with the buffer protocol
@@ -416,6 +416,12 @@ class SocketBase:
     # -- for the subclass
     _general_send: bool  # the subclass sets these when every call must go to its method
     _general_recv: bool
+    # The class of what `recv` returns if not `copy`, whose data may be changed; or None. With one, what is
+    # sent and is neither `bytes` nor a bytearray of a few KiB, or has a tracker, is sent by `_send_object`.
+    _frame_class: type[Frame] | None
+    def _has_rest(self) -> bool: ...  # this thread has received a part of a message, and not all of them
+    def _send_one(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
+    def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
     _partial: dict[int, list[OutFrame]]  # parts sent with SNDMORE whose message is not complete, by thread
     _unread: UnreadParts
     # Of a ROUTER: its peers by identity, if the core may send plain messages to those whose stream has an
@@ -499,6 +505,8 @@ class SocketBase:
         """A message that did not get to the caller is the next receive's: by default `_give_again`. Called
         again where it was interrupted before `given` is empty."""
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
+    def _closed_error(self) -> Closed: ...  # of a call to a closed socket
+    def _no_room(self) -> Again: ...  # of a send that no peer had room for
     def _no_message(self) -> Again: ...  # the error of a receive whose time-out expired
     def _on_long_wait(self) -> None: ...  # a call waits, in its thread; repeated after the same time
     def _send_orphans(self) -> None: ...
@@ -507,6 +515,11 @@ class SocketBase:
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended (Broken) or failed (ProtocolError). It is not closed, and may be detached here:
         the core does it afterwards. Several threads may call it for one stream."""
+
+def poll_sockets(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]] | None:
+    """Waits, at most so many ms (None or negative: without limit), until one of the sockets, each with the
+    bit POLLIN, has a message: returns the entries that have one. None: Python has to poll these, since there
+    are others, or sockets that are closed, wait for another call first, or have no descriptor that tells."""
 
 # A foreign stream (inproc, rdma, ucx) is any object with the methods and counters of
 # `Stream` above (`transfer.transports.base.Stream` is the ABC), plus

@@ -7,6 +7,7 @@ checksum         CRC-32C, for the records of the log
 connection       a link as Python sees it: its counters and limits, and why it ended
 cuda             memory, copies, events and handles of a GPU, for any thread
 dlpack           DLPack's capsules, given and read
+draining         a send of large memory stays until the kernel has it, as long as that makes progress
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
 filling          memory that is sent while it is filled, from its beginning on
 flusher          the native thread as Python sees it, and the release of finished Python objects
@@ -25,6 +26,7 @@ openssl          OpenSSL, looked up when TLS is first used: the same library tha
 outgoing         the sending half of a Stream
 parts            messages of several parts, and the threads that have read a part of one
 peer_choice      chooses the peer, that is its stream, that gets a message, and waits while none has room
+polling          the wait for the first of several sockets that has a message
 pool             memory of the compiled core: pool, lease, held buffer, frame
 reading          the fair reader over the streams of a socket
 receiving        one receive at a time, which sleeps until a message comes, and counts what it returns
@@ -56,6 +58,7 @@ from transfer.transports.core.native.flusher import Flusher
 from transfer.transports.core.native.json_check import check_json
 from transfer.transports.core.native.openssl import openssl_version
 from transfer.transports.core.native.parts import ReceivingThread, UnreadParts
+from transfer.transports.core.native.polling import poll_sockets
 from transfer.transports.core.native.pool import (
     Frame,
     HeldBuffer,
@@ -93,4 +96,5 @@ __all__ = [
     "copy_into",
     "crc32c",
     "openssl_version",
+    "poll_sockets",
 ]

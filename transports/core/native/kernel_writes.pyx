@@ -8,7 +8,7 @@ finished segments wait in `finished` for the next caller that has the GIL.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec

@@ -198,7 +198,7 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
         if sequence == 0 and not control:
             sequence = link.sent
         put_header(at, link.socket_type, out[i].flags, sequence, out[i].topic_size, out[i].size,
-                        out[i].checksum)
+                   out[i].checksum)
         if out[i].meta_size:      # a copy of 0 bytes from NULL is undefined
             memcpy(at + HEADER, out[i].meta, out[i].meta_size)
         if out[i].topic_size:

@@ -1,6 +1,6 @@
 # Messages of several parts. See parts.pyx.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int
@@ -37,13 +37,16 @@ cdef class Parts(Attachments):
     cdef public bint _with_identity
     cdef public dict _partial
     cdef readonly UnreadParts _unread
+    cdef int64_t looked             # when the kernel was asked last, while another socket had messages ready
 
     cdef bint push_parts(self, tuple parts) except -1
     cdef bint keep_part(self, bytes data) except -1
     cdef bint send_last(self, bytes data) except -1
+    cdef size_t plain_end(self, Py_ssize_t* count, uint64_t* total) noexcept
     cdef list plain_parts(self)
     cdef ReceivingThread thread_here(self)
     cdef object next_part(self, bint copy)
+    cdef bint is_all_wanted(self) noexcept
 
 
 cdef int bits_of(object flags) except -1

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Parts: messages of several parts. Those of plain `bytes` are sent and received here, and a ROUTER's with its
-peers' identities; all others by the hooks, in Python.
+"""Parts: messages of several parts. Those of plain `bytes` are sent and received here, and a ROUTER's with
+its peers' identities; all others by the hooks, in Python.
 """
 
 from collections import deque
@@ -9,7 +9,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_AsTuple, PyList_New, PyList_SET_ITEM
-from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_Check
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport uint64_t
@@ -42,20 +42,20 @@ cdef int bits_of(object flags) except -1:
     """The flags of a call; Python checks other objects."""
     cdef int overflow = 0
     cdef long bits = -1
-    if PyLong_CheckExact(flags):
+    if PyLong_Check(flags):
         bits = PyLong_AsLongAndOverflow(flags, &overflow)
     return <int>bits if 0 <= bits <= 3 else flags_of(flags)
 
 
 cdef class UnreadParts:
-    """How many threads have begun a message of a socket, and not read all its parts; and the thread that asked
-    last, for whom no look-up is needed."""
+    """How many threads have begun a message of a socket, and not read all its parts; and the thread that
+    asked last, for whom no look-up is needed."""
 
 
 @cython.no_gc_clear
 cdef class ReceivingThread:
-    """One thread that receives from a socket. Attributes, not items: they are written without a call, in which
-    a signal handler could raise.
+    """One thread that receives from a socket. Attributes, not items: they are written without a call, in
+    which a signal handler could raise.
 
     given: the core's message, until the call that receives it ends: its stream and frames. rest: the parts of
     a message that `recv` has not returned yet; it changes by the methods. stream: that of its newest message,
@@ -163,7 +163,8 @@ cdef class Parts(Attachments):
     cdef bint keep_part(self, bytes data) except -1:
         """A part that more follow. False: Python has to keep it, since the message will need it."""
         cdef list frames
-        if not is_usable(self) or (self._routes is None and (self._general_send or self.send_mode != ROUND_ROBIN)):
+        if not is_usable(self) or (
+                self._routes is None and (self._general_send or self.send_mode != ROUND_ROBIN)):
             return False
         thread = PyThread_get_thread_ident()
         frames = <list>self._partial.get(thread)
@@ -206,6 +207,28 @@ cdef class Parts(Attachments):
         here = self.thread_here()
         return here.checked(self._recv_multipart(bits, copy), True)
 
+    cdef size_t plain_end(self, Py_ssize_t* count, uint64_t* total) noexcept:
+        """Where the next message ends in the reader, if all its parts are plain and were read ahead, else 0.
+        count, total: of its parts, and of their bytes."""
+        cdef Stream stream = self.current
+        cdef size_t at = self.reader.start
+        cdef header_t* header
+        count[0] = total[0] = 0
+        if (stream is None or not is_in_order(self, stream) or not self.receive_mode
+                or (self._with_identity and stream.identity is None)
+                or (self._general_recv and not self._with_identity)):
+            return 0
+        while True:
+            header = <header_t*>(self.reader.data + at)
+            if (self.reader.end - at < HEADER or header.flags & ~F_MORE or header.topic_length != 0
+                    or header.data_length > self.reader.end - at - HEADER or header.magic != MAGIC
+                    or header.version != VERSION or header.socket_type > 8 or count[0] == MOST_PARTS):
+                return 0
+            total[0] += header.data_length
+            at += HEADER + header.data_length
+            count[0] += 1
+            if not header.flags & F_MORE:
+                return at if total[0] <= stream.link.max_message else 0
 
     cdef list plain_parts(self):
         """The next message, if all its parts are plain and were read ahead; None: it is received in the
@@ -221,21 +244,7 @@ cdef class Parts(Attachments):
         cdef Py_ssize_t count = 0
         cdef Py_ssize_t i
         cdef bint named = self._with_identity
-        if (stream is None or not is_in_order(self, stream) or (named and stream.identity is None)
-                or (self._general_recv and not named) or not self.receive_mode):
-            return None
-        while True:
-            header = <header_t*>(self.reader.data + at)
-            if (self.reader.end - at < HEADER or header.flags & ~F_MORE or header.topic_length != 0
-                    or header.data_length > self.reader.end - at - HEADER or header.magic != MAGIC
-                    or header.version != VERSION or header.socket_type > 8 or count == MOST_PARTS):
-                return None
-            total += header.data_length
-            at += HEADER + header.data_length
-            count += 1
-            if not header.flags & F_MORE:
-                break
-        if total > stream.link.max_message:
+        if not self.plain_end(&count, &total):
             return None
         parts = PyList_New(count + named)
         # That may collect garbage, and so let other threads receive, as the signal handlers below may.
@@ -263,6 +272,14 @@ cdef class Parts(Attachments):
         if self.exposed:
             self.signal()
         return parts
+
+    cdef bint is_all_wanted(self) noexcept:
+        """Whether no message that arrives is left out by a subscription."""
+        return self.receive_mode == FAIR or self.wants_all
+
+    def _has_rest(self):
+        """Whether this thread has received a part of a message, and not all of them."""
+        return self._unread.threads > 0 and len(self.thread_here().rest) > 0
 
     cdef ReceivingThread thread_here(self):
         cdef uint64_t number = PyThreadState_GetID(PyThreadState_Get())  # of no other thread, ever

@@ -52,7 +52,6 @@ cdef class Sending:
                               bint first)
     cdef object fan_out(self, frames, topic, bint hold, released)
     cdef bytes first_bytes(self, data, list streams)
-    cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1
     cdef bint has_room(self) except -1
     cdef bint wait_for_room(self, only, int64_t deadline) except -1
     cdef int arm(self, Stream stream) except -1

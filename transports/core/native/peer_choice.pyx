@@ -13,16 +13,16 @@ from transfer.transports.errors import (
 )
 
 from transfer.transports.core.native cimport kernel_writes as native_link
-from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
-from transfer.transports.core.native.borrowed_memory cimport link_settle
+from transfer.transports.core.native.atomic cimport add_int, load_int, load_signed, store_int
+from transfer.transports.core.native.draining cimport drain
 from transfer.transports.core.native.flusher cimport check_signals, inform
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
-    BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
-    link_push, link_t, link_watch_room, link_write, load_segment, now_ns,
+    BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_is_full, link_push, link_t, link_watch_room,
+    link_write, load_segment, now_ns,
 )
 from transfer.transports.core.native.message cimport push_parts
-from transfer.transports.core.native.outgoing cimport payload_size, release_exports
+from transfer.transports.core.native.outgoing cimport payload_size
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
     POLLIN, poll, pollfd, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
@@ -31,7 +31,6 @@ from transfer.transports.core.native.system cimport (
 cdef enum:
     FANOUT = 2
     MAX_POLLED = 256
-    PATIENCE_MS = 20           # how long a send waits for the kernel before it copies
     # A sender that waits for room checks this often: one of several may take the notice for all.
     LOOK_MS = 100
 
@@ -166,7 +165,7 @@ cdef class Sending:
             if timeout == 0 or not self.wait_for_room(stream, deadline):
                 self.refused_size = size
                 if self.outs or self.foreign_outs:
-                    raise Again("no peer has room for the message")
+                    raise self._no_room()
                 raise Again("no peer is connected", hint="is a peer running? see peers(), wait_for_peers()")
         self.refused_size = 0
         if taken is not None:
@@ -175,7 +174,7 @@ cdef class Sending:
             self.messages_sent += 1
             self.bytes_sent += size
         if type(taker) is Stream and size >= LARGE:
-            self.drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
+            self.blocked_ns += drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
         return taker
 
     cdef bint may_go(self) except -1:
@@ -305,74 +304,6 @@ cdef class Sending:
                 longest = max(longest, len(prefix))
         return bytes(memoryview(data).cast("B")[:longest])
 
-    cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1:
-        """Writes while the kernel makes progress, so that large memory need not be copied. The rest after
-        PATIENCE_MS without progress is held (bytes, `hold`) or copied."""
-        cdef link_t* link = stream.link
-        cdef pollfd room
-        cdef uint64_t target
-        cdef int answer = 0
-        cdef int64_t begin
-        if load_signed(&link.queued_bytes) == 0:
-            if not hold:
-                release_exports(lent)
-            return 0
-        begin = now_ns()
-        stream.take_mutex()
-        target = link.written + link.queued_bytes
-        add_int(&link.waiters, 1)
-        pthread_mutex_unlock(&link.mutex)
-        try:
-            while not at_once and load(&link.written) < target and load_signed(&link.queued_bytes):
-                if link.fd < 0 or load_int(&link.error) or link.closed:
-                    break
-                PyErr_CheckSignals()
-                link_watch_room(link, &room)
-                with nogil:
-                    answer = poll(&room, 1, PATIENCE_MS)
-                    if answer > 0:
-                        pthread_mutex_lock(&link.mutex)
-                        if not link.closed:
-                            link_write(link)
-                        pthread_mutex_unlock(&link.mutex)
-                if answer == 0:
-                    break
-                if answer < 0:
-                    PyErr_CheckSignals()
-        except BaseException as error:
-            # Half a frame is written and its memory returns to the caller: this connection ends.
-            interrupted = Broken("a send was interrupted inside a message")
-            interrupted.__cause__ = error
-            stream.fail(interrupted)
-            raise
-        finally:
-            answer = OK
-            if not hold:
-                stream.check_process()
-                with nogil:  # gigabytes may be left
-                    pthread_mutex_lock(&link.mutex)
-                    if load_int(&link.error):
-                        link_give_up_begun(link)
-                    if link.borrowed:
-                        answer = link_settle(link)
-                    pthread_mutex_unlock(&link.mutex)
-            stream.take_mutex()
-            add_int(&link.waiters, -1)
-            if load_int(&link.error):
-                link_give_up_begun(link)
-            if link.queued_bytes and not link.wants_output and link.fd >= 0:
-                link_arm(link)
-            pthread_mutex_unlock(&link.mutex)
-            link.blocked_ns += now_ns() - begin
-            self.blocked_ns += now_ns() - begin
-            if load_segment(&link.finished) != NULL:
-                stream.reap()
-            if not hold and answer == OK:
-                release_exports(lent)
-        if answer == NO_MEMORY:
-            raise InternalError("no memory to queue a message", hint="lower the high-water marks")
-        return 0
-
     cdef int64_t note_wait(self, int64_t due) except -1:
         """A call sleeps, or has slept. due: 0 at first; later the last result."""
         cdef int64_t now = now_ns()
@@ -485,7 +416,7 @@ cdef class Sending:
 
     cdef int check_usable(self) except -1:
         if self.closed:
-            raise Closed("this socket is closed")
+            raise self._closed_error()
         if self.generation != native_link.fork_generation:
             raise ForkedError(
                 "this socket was made before the process forked",
@@ -502,6 +433,12 @@ cdef class Sending:
 
     def _send_orphans(self):
         pass
+
+    def _closed_error(self):
+        return Closed("this socket is closed")
+
+    def _no_room(self):
+        return Again("no peer has room for the message")
 
 
 cdef tuple shared(tuple frame):

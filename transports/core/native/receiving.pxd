@@ -18,6 +18,8 @@ cdef class Receiving(Reading):
     cdef int64_t last_wait
 
     cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=*)
+    cdef bint has_message(self) except -1
+    cdef bint finds_nothing(self) except -1
     cdef int claim(self, tuple message) except -1
     cdef int count_message(self, tuple message) except -1
     cdef int count_foreign(self, object stream, tuple message) except -1

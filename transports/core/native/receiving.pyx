@@ -41,13 +41,28 @@ cdef class Receiving(Reading):
 
     def _readable(self):
         """Whether a recv would return at once. Exact: a message found is kept for the next recv."""
+        return self.has_message()
+
+    cdef bint has_message(self) except -1:
         if self.stash is not None or self.again is not None:
             return True
-        if self.closed or self.receiving:
+        if self.closed or self.receiving or self.finds_nothing():
             return False
         try:
             self.stash = self.next_message(0, False, None, True)
         except Again:
+            return False
+        if self.exposed:
+            self.signal()
+        return True
+
+    cdef bint finds_nothing(self) except -1:
+        """Asks the kernel, if that is all that a receive without a wait would do: True if there is nothing.
+        The caller holds the GIL, and no thread receives."""
+        if (self.current is not None or self.stash is not None or self.again is not None or self.foreign_ins
+                or self.ready_next < self.ready_count or self.waiting_turn or self.sinking is not None):
+            return False
+        if self.look():
             return False
         if self.exposed:
             self.signal()

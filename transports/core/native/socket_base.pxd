@@ -9,12 +9,14 @@ cdef class SocketBase(Parts):
     cdef public dict _lent          # memory that is held in place when it is sent; empty: none
     cdef public bint _lockstep      # the core may handle the common messages of a REQ or REP
     cdef public Turn _turn
+    cdef public object _frame_class  # of a subclass that converts data and trackers; else None
 
     cdef void close_descriptors(self) noexcept
     cdef bint send_in_turn(self, bytes data) except -1
     cdef bint ask(self, Turn turn, bytes data) except -1
     cdef bint reply(self, Turn turn, bytes data) except -1
     cdef object send_slowly(self, data, int flags, bint copy, bint track)
+    cdef object framed(self, given)
     cdef object recv_slowly(self, int flags, bint copy, bint track)
     cdef object payload(self, tuple message, Frame frame, bint copy)
     cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track)

@@ -5,6 +5,7 @@ The common message passes `send` or `recv` without a call into Python; everythin
 and receiving.pyx. The receive lock guards the reader.
 """
 
+from cpython.bytearray cimport PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
@@ -43,6 +44,7 @@ cdef enum:
     FANOUT = 2
     FILTERED = 2
     REQ = 0
+    COPIED = 8192              # a bytearray up to this size is copied first, which costs less than to hold it
     TRIES = 100                # to keep a message whose receive signals interrupt again and again
     SENDING = 0                # sides of a turn
     RECEIVING = 1
@@ -127,6 +129,8 @@ cdef class SocketBase(Parts):
                 return None
         elif bits == SNDMORE and type(data) is bytes and not track and self.keep_part(data):
             return None
+        elif type(data) is bytearray and not track and PyByteArray_GET_SIZE(data) <= COPIED:
+            return self.send(bytes(data), flags, copy)
         return self.send_slowly(data, bits, copy, track)
 
     cdef bint send_in_turn(self, bytes data) except -1:
@@ -183,6 +187,12 @@ cdef class SocketBase(Parts):
         note_header(tensor, flags, header)
 
     cdef object send_slowly(self, data, int flags, bint copy, bint track):
+        if self._frame_class is not None and (track or type(data) is not bytes):
+            return self._send_object(data, flags, copy, track)
+        return self._send_one(data, flags, copy, track)
+
+    def _send_one(self, data, int flags, bint copy, bint track):
+        """`send` in the general way."""
         self.check_usable()
         if self.send_mode == 0 or self._general_send or self._partial or track or flags & ~DONTWAIT:
             return self._send_general(data, flags, copy, track)
@@ -220,8 +230,29 @@ cdef class SocketBase(Parts):
                     self.signal()
                 if copy:
                     return data
-                return plain_frame(data, header)
-        return self.recv_slowly(bits, copy, track)
+                return self.framed(plain_frame(data, header))
+        if (bits == DONTWAIT and self.receive_mode and not self._general_recv and not self._unread.threads
+                and not self.receiving and not self.closed
+                and self.generation == native_link.fork_generation and self.finds_nothing()):
+            raise Again.__new__(Again, "no message is there")  # programs ask in loops: `__init__` costs more
+        made = self.recv_slowly(bits, copy, track)
+        return made if copy else self.framed(made)
+
+    cdef object framed(self, given):
+        """The frame as the program gets it: of a subclass' class, in memory that it may change."""
+        cdef Frame made
+        cdef Frame frame
+        if self._frame_class is None:
+            return given
+        frame = <Frame?>given
+        made = <Frame>Frame.__new__(self._frame_class)
+        made.data = bytearray(frame.data) if type(frame.data) is bytes else frame.data
+        made.flags = frame.flags & ~F_MORE | (F_MORE if self._has_rest() else 0)
+        made.sequence = frame.sequence
+        made.socket_type = frame.socket_type
+        made.topic = frame.topic
+        made.meta = frame.meta
+        return made
 
     def _read_ahead(self, Py_ssize_t most):
         """Plain messages of one part that were read ahead: (their stream, payloads), at most `most`.

@@ -29,7 +29,7 @@ from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
 from transfer.transports.core.pure.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.core.pure.slots import Slots
-from transfer.transports.core.pure.socket_base import SocketBase
+from transfer.transports.core.pure.socket_base import SocketBase, poll_sockets
 from transfer.transports.core.pure.stream import Stream
 from transfer.transports.core.python_tls import TlsChannel, TlsContext, openssl_version
 
@@ -54,4 +54,5 @@ __all__ = [
     "copy_into",
     "crc32c",
     "openssl_version",
+    "poll_sockets",
 ]

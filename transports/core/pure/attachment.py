@@ -275,7 +275,10 @@ class Attachments:
         if self._flusher.generation != fork.generation:
             raise fork.refuse()
         if self.closed:
-            raise Closed("the socket is closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> Closed:
+        return Closed("the socket is closed")
 
     def _close_core(self) -> None:
         """Wakes all waiting calls, which raise Closed. Idempotent, never waits."""

@@ -261,9 +261,12 @@ class Sending(Attachments):
                 one.blocked_ns += spent
         self._check()
         if nothing and time.monotonic() >= deadline:
-            raise Again("no peer takes the message", hint="is a peer connected, and does it read?")
+            raise self._no_room()
         if nothing:
             self._on_long_wait()
+
+    def _no_room(self) -> Again:
+        return Again("no peer takes the message", hint="is a peer connected, and does it read?")
 
 
 def plain(data: Any) -> tuple[list[OutFrame], int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.arguments import flags_of
 from transfer.transports.core.pure.codec import LZ4, MORE, TENSOR, TOPIC
 from transfer.transports.core.pure.flusher import Flusher
+from transfer.transports.core.pure.frame import Frame
 from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
 from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
@@ -16,11 +17,14 @@ from transfer.transports.errors import TransferError
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
-    from transfer.transports.core.pure.frame import Frame
 
 DONTWAIT = 1
 #: flags of a frame that `recv` does not return by itself
 _NOT_PLAIN = TENSOR | TOPIC | MORE | LZ4
+
+
+def poll_sockets(entries: list[tuple[Any, int]], timeout: float | None) -> None:
+    """See the contract: here Python polls them anyway."""
 
 
 class SocketBase(Sending, Receiving):
@@ -40,9 +44,15 @@ class SocketBase(Sending, Receiving):
         self._unread = UnreadParts()
         self._routes: dict[bytes, Any] | None = None
         self._with_identity = False
+        self._frame_class: type[Frame] | None = None
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         flags = flags_of(flags)
+        if self._frame_class is not None and (track or type(data) not in (bytes, bytearray)):
+            return self._send_object(data, flags, copy, track)
+        return self._send_one(data, flags, copy, track)
+
+    def _send_one(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
         if (
             flags & ~DONTWAIT
             or track
@@ -58,7 +68,27 @@ class SocketBase(Sending, Receiving):
         return None
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        flags = flags_of(flags)
+        made = self._recv_part(flags_of(flags), copy, track)
+        return made if copy or self._frame_class is None else self._framed(made, self._frame_class)
+
+    def _framed(self, frame: Frame, kind: type[Frame]) -> Frame:
+        made = kind.__new__(kind)
+        data = frame.data
+        Frame.__init__(
+            made,
+            bytearray(data) if type(data) is bytes else data,
+            flags=frame.flags & ~MORE | (MORE if self._has_rest() else 0),
+            sequence=frame.sequence,
+            socket_type=frame.socket_type,
+            topic=frame.topic,
+            meta=frame.meta,
+        )
+        return made
+
+    def _has_rest(self) -> bool:
+        return bool(self._receiving_thread().rest)
+
+    def _recv_part(self, flags: int, copy: bool, track: bool) -> Any:
         if self._general_recv or self._receive_mode == NONE or self._receiving_thread().rest:
             return self._recv_general(flags, copy, track)
         stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)
@@ -100,6 +130,9 @@ class SocketBase(Sending, Receiving):
 
     def _recv_multipart(self, flags: int, copy: bool) -> Any:
         """Every receive of several parts."""
+
+    def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
+        """Every send that the subclass converts."""
 
     def _receiving_thread(self) -> ReceivingThread:
         """What is kept of the calling thread."""
