@@ -14,6 +14,7 @@ gpu_mapping      memory of other processes' GPUs, mapped here: allocations and e
 gpu_payload      a payload in memory of a GPU, as a frame's data
 header           parses the first bytes of a frame: every length is checked here, before memory is allocated
 incoming         the receiving half of a Stream
+inproc_calls     the common send and receive of a socket with peers in this process
 inproc_queue     the queues of a pair of streams inside one process
 json_check       checks whether JSON decoders can read a peer's text, without the GIL
 kernel_writes    a connection's out-queue, and the system calls that write it, without the GIL

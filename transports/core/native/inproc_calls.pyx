@@ -1,0 +1,206 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""The common send and receive of a socket with peers in this process, and maybe others over descriptors.
+
+A plain message passes without a copy, a lock or Python code. What these calls do not handle is left to the
+general way, the same for all foreign streams: they return False or None then, and nothing has changed.
+"""
+
+from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint64_t
+
+from transfer.transports.core.native cimport kernel_writes as native_link
+from transfer.transports.core.native.attachment cimport Attachments
+from transfer.transports.core.native.inproc_queue cimport InprocEnd, all_inproc, is_inproc
+from transfer.transports.core.native.kernel_writes cimport BROKEN, OK
+from transfer.transports.core.native.peer_choice cimport Sending
+from transfer.transports.core.native.pool cimport Frame
+from transfer.transports.core.native.reading cimport TURN_MESSAGES
+from transfer.transports.core.native.stream cimport Stream
+
+cdef enum:
+    ROUND_ROBIN = 1
+    FANOUT = 2
+    FAIR = 1
+    FILTERED = 2
+
+
+cdef bint push_plain(Sending core, bytes data) except -1:
+    """Sends to one peer or, in a fan-out, to all that subscribed. False: the general way has to offer it."""
+    if core.send_mode == ROUND_ROBIN:
+        return push_in_turn(core, data)
+    if core.send_mode == FANOUT and not core.outs and all_inproc(core.foreign_outs):
+        return push_to_all(core, data)
+    return False
+
+
+cdef bint push_in_turn(Sending core, bytes data) except -1:
+    """To the peer whose turn it is, over a descriptor or in this process: the round of `offer_in_turn`."""
+    cdef Py_ssize_t place = core.next_out
+    cdef Py_ssize_t native
+    cdef InprocEnd end
+    cdef object stream
+    cdef int answer
+    for _ in range(len(core.outs) + len(core.foreign_outs)):
+        native = len(core.outs)
+        if place >= native + len(core.foreign_outs):
+            place = 0
+            if not native and not core.foreign_outs:
+                return False
+        stream = core.outs[place] if place < native else core.foreign_outs[place - native]
+        if place < native:
+            answer = core.push(<Stream>stream, data, 0)
+            place += 1
+            core.next_out = place
+            if answer == OK:
+                count_sent(core, data)
+                return True
+            if answer == BROKEN:
+                core.lose(stream, (<Stream>stream).broken)
+            if answer == BROKEN or core._behind:
+                return False
+        elif not is_inproc(stream):
+            core.next_out = place
+            return False
+        else:
+            end = <InprocEnd>stream
+            answer = end.push(data, PyBytes_GET_SIZE(data))
+            place += 1
+            if answer >= 0:
+                core.next_out = place
+                count_sent(core, data)
+                if answer:
+                    end.wake_reader()
+                return True
+    return False
+
+
+cdef bint push_to_all(Sending core, bytes data) except -1:
+    """The queues share one object. A full one misses it, which is counted."""
+    cdef InprocEnd end
+    cdef list asleep = None
+    cdef list broken = None
+    cdef bint wanted = False
+    cdef int answer
+    for end in core.foreign_outs:
+        if not end.match(data):
+            continue
+        wanted = True
+        answer = end.push(data, PyBytes_GET_SIZE(data))
+        if answer >= 0:
+            count_sent(core, data)
+        elif end.broken is None:
+            end.dropped += 1
+            end.room_wanted = 0
+        if answer > 0:
+            asleep = [end] if asleep is None else asleep + [end]
+        elif answer < 0 and end.broken is not None:
+            broken = [end] if broken is None else broken + [end]
+    if not wanted:
+        core.dropped_no_peer += 1
+    if asleep is not None:
+        wake_all(asleep)
+    if broken is not None:
+        for end in broken:
+            core.lose(end, end.broken)
+    return True
+
+
+cdef int wake_all(list asleep) except -1:
+    """Although a signal handler may raise in a callback."""
+    cdef InprocEnd end
+    while asleep:
+        end = <InprocEnd>asleep.pop()
+        try:
+            end.wake_reader()
+        except BaseException:
+            wake_all(asleep)
+            raise
+    return 0
+
+
+cdef inline void count_sent(Sending core, bytes data) noexcept:
+    core.messages_sent += 1
+    core.bytes_sent += PyBytes_GET_SIZE(data)
+
+
+cdef object recv_plain(Attachments core, bint copy):
+    """Receives from the peer in this process whose turn it is; None: no plain message is the next one.
+
+    The peers over descriptors have turns, too: at the end of this turn the general way asks them first, and
+    at the end of theirs `recv` comes here.
+    """
+    cdef list streams
+    cdef InprocEnd end
+    cdef object message
+    cdef Py_ssize_t place
+    # As in `recv`: a signal handler that raises finds the message unread.
+    PyErr_CheckSignals()
+    if (not core.inproc_only or core.receiving or core.stash is not None or core.again is not None
+            or core.receive_mode == 0 or core.closed or core.generation != native_link.fork_generation):
+        return None
+    if core.inproc_turn >= TURN_MESSAGES and core.by_fd:
+        core.inproc_turn = core.own_turn = 0
+        core.foreign_first = False
+        return None
+    streams = core.foreign_ins
+    for place in range(len(streams)):
+        end = <InprocEnd>streams[place]
+        message = end.first_plain()
+        if type(message) is bytes:
+            if <uint64_t>PyBytes_GET_SIZE(message) > end.max_message or not is_wanted(core, <bytes>message):
+                return None
+            if place + 1 < len(streams):  # the others come before its next message
+                streams.append(streams.pop(place))
+            return taken(core, end, <bytes>message, copy)
+        if end.has_unread():
+            return None
+    core.inproc_turn = core.own_turn = 0
+    return None
+
+
+cdef bint is_wanted(Attachments core, bytes data) except -1:
+    """As `wanted`, for one part."""
+    cdef Py_ssize_t length
+    if core.receive_mode != FILTERED or core.wants_all:
+        return True
+    for length in core.prefix_lengths:
+        if data[:length] in core.prefixes:
+            return True
+    return False
+
+
+cdef object taken(Attachments core, InprocEnd end, bytes data, bint copy):
+    """The first message of this end, for the program."""
+    cdef Frame frame = None
+    cdef uint64_t number
+    if not copy:
+        frame = plain_frame(end, data)  # other threads may run meanwhile
+        if end.first_plain() is not data or core.receiving or core.closed:
+            return None
+    end.take_plain(data)
+    number = end.taken
+    core.messages_received += 1
+    core.bytes_received += PyBytes_GET_SIZE(data)
+    core.inproc_turn += 1
+    try:
+        end.count_received(PyBytes_GET_SIZE(data))
+        end.wake_writer()
+        if core.exposed:
+            core.signal()
+    except BaseException:  # of a signal handler in a callback: the next receive has the message
+        frame = plain_frame(end, data)
+        frame.sequence = number
+        core._give_again(end, [frame])
+        raise
+    if copy:
+        return data
+    frame.sequence = number
+    return frame
+
+
+cdef Frame plain_frame(InprocEnd end, bytes data):
+    cdef Frame frame = Frame.__new__(Frame)
+    frame.data = data
+    frame.socket_type = end._other.socket_type
+    return frame
