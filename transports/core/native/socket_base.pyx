@@ -21,13 +21,14 @@ from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.flusher cimport Flusher
+from transfer.transports.core.native.inproc_calls cimport push_plain, recv_plain
 from transfer.transports.core.native.known_tensors cimport known_frame, note_header
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     F_CRC, HEADER, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
-from transfer.transports.core.native.reading cimport PLAIN_TURN
+from transfer.transports.core.native.reading cimport PLAIN_TURN, TURN_MESSAGES
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
@@ -123,7 +124,10 @@ cdef class SocketBase(Attachments):
         cdef int bits = bits_of(flags)
         if (type(data) is bytes and not (bits & ~DONTWAIT) and not track and is_usable(self)
                 and PyBytes_GET_SIZE(data) < self.copy_threshold):
-            if self._lockstep:
+            if self.foreign_outs:
+                if not self._lockstep and not self._general_send and push_plain(self, data):
+                    return None
+            elif self._lockstep:
                 if self.send_in_turn(data):
                     return None
             elif self._general_send:
@@ -227,6 +231,10 @@ cdef class SocketBase(Attachments):
                 if copy:
                     return data
                 return plain_frame(data, header)
+        if self.foreign_ins and not self._general_recv and not (bits & ~DONTWAIT):
+            part = recv_plain(self, copy)
+            if part is not None:
+                return part
         return self.recv_slowly(bits, copy, track)
 
     def _read_ahead(self, Py_ssize_t most):
@@ -422,7 +430,8 @@ cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
     cdef header_t* header
     cdef size_t available
     if (stream is None or self.receiving or self._general_recv or self.stash is not None
-            or self.again is not None or self.receive_mode != FAIR or self.closed or self.foreign_ins
+            or self.again is not None or self.receive_mode != FAIR or self.closed
+            or (self.foreign_ins and (not self.inproc_only or self.own_turn >= TURN_MESSAGES))
             or self.generation != native_link.fork_generation
             or stream.parts is not None or stream.large is not None
             or (self.turn_messages >= PLAIN_TURN and self.reader.reads >= 0)):
@@ -441,6 +450,7 @@ cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept
     add(&link.received, 1)
     link.received_bytes += size
     self.turn_messages += 1
+    self.own_turn += 1
     self.messages_received += 1
     self.bytes_received += size
     if link.credits and not load_int(&link.credit_armed):
@@ -469,4 +479,4 @@ cdef Frame plain_frame(bytes data, header_t* header):
 
 cdef inline bint is_usable(SocketBase self) noexcept:
     return (not self.closed and not self._behind
-            and self.generation == native_link.fork_generation and not self.foreign_outs)
+            and self.generation == native_link.fork_generation)
