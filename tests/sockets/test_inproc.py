@@ -196,8 +196,9 @@ def test_a_sender_that_sleeps_goes_on_when_there_is_room(context, taken):
     assert [int(data) for data in got] == list(range(11))
 
 
-def test_a_descriptor_tells_of_room(context):
-    """A program that waits for the descriptor alone does not look again by itself."""
+@pytest.mark.parametrize("sleeper", [False, True])
+def test_a_descriptor_tells_of_room(context, sleeper):
+    """A program that waits for the descriptor alone does not look again by itself; a thread that sleeps does."""
     pull, push = pair_of(context, transfer.PAIR, transfer.PAIR, WHERE, rcvtimeo=10_000, sndhwm=10)
     assert push.fileno() >= 0
     with suppress(Again):
@@ -205,8 +206,13 @@ def test_a_descriptor_tells_of_room(context):
             push.send(b"x", transfer.DONTWAIT)
     push._readable()
     assert not select.select([push], [], [], 0)[0]
+    sending = Thread(push.send, b"x") if sleeper else None
+    if sending:
+        eventually(lambda: push.blocked_ns, 0.3)  # it sleeps by now
     pull.recv()
     assert select.select([push], [], [], 10)[0]
+    if sending:
+        sending.finish()
 
 
 def test_a_queue_without_a_limit(context):

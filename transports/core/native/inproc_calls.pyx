@@ -148,7 +148,8 @@ cdef object recv_plain(Attachments core, bint copy):
         end = <InprocEnd>streams[place]
         message = end.first_plain()
         if type(message) is bytes:
-            if <uint64_t>PyBytes_GET_SIZE(message) > end.max_message or not is_wanted(core, <bytes>message):
+            if (<uint64_t>PyBytes_GET_SIZE(message) > end.max_message or not is_wanted(core, <bytes>message)
+                    or not end.wakes_in_c()):
                 return None
             if place + 1 < len(streams):  # the others come before its next message
                 streams.append(streams.pop(place))
@@ -173,34 +174,18 @@ cdef bint is_wanted(Attachments core, bytes data) except -1:
 cdef object taken(Attachments core, InprocEnd end, bytes data, bint copy):
     """The first message of this end, for the program."""
     cdef Frame frame = None
-    cdef uint64_t number
     if not copy:
-        frame = plain_frame(end, data)  # other threads may run meanwhile
+        frame = Frame.__new__(Frame)  # other threads may run meanwhile
         if end.first_plain() is not data or core.receiving or core.closed:
             return None
+        frame.data = data
+        frame.socket_type = end._other.socket_type
+        frame.sequence = end.taken + 1
     end.take_plain(data)
-    number = end.taken
     core.messages_received += 1
     core.bytes_received += PyBytes_GET_SIZE(data)
     core.inproc_turn += 1
-    try:
-        end.count_received(PyBytes_GET_SIZE(data))
-        end.wake_writer()
-        if core.exposed:
-            core.signal()
-    except BaseException:  # of a signal handler in a callback: the next receive has the message
-        frame = plain_frame(end, data)
-        frame.sequence = number
-        core._give_again(end, [frame])
-        raise
-    if copy:
-        return data
-    frame.sequence = number
-    return frame
-
-
-cdef Frame plain_frame(InprocEnd end, bytes data):
-    cdef Frame frame = Frame.__new__(Frame)
-    frame.data = data
-    frame.socket_type = end._other.socket_type
-    return frame
+    end.wake_writer()
+    if core.exposed:
+        core.signal()
+    return data if copy else frame

@@ -63,7 +63,8 @@ cdef class InprocEnd:
     cdef bint has_unread(self) noexcept
     cdef bint is_idle(self) noexcept
     cdef object first_plain(self)
-    cdef int64_t take_plain(self, object message) except -1
+    cdef bint wakes_in_c(self) noexcept
+    cdef int take_plain(self, object message) except -1
     cdef list take_frames(self)
     cdef int count_received(self, int64_t size) except -1
     cdef bint room_is_due(self) noexcept

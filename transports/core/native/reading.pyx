@@ -54,7 +54,7 @@ cdef class Reading(Sending):
             if message is not None:
                 return message
         self.foreign_first = True
-        if self.foreign_ins and self.current is None and self.ready_next >= self.ready_count:
+        if self.foreign_ins and self.by_fd and self.current is None and self.ready_next >= self.ready_count:
             # Foreign streams must not keep native ones from being polled.
             self.look()
         while True:
