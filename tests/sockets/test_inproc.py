@@ -198,7 +198,7 @@ def test_a_sender_that_sleeps_goes_on_when_there_is_room(context, taken):
 
 @pytest.mark.parametrize("sleeper", [False, True])
 def test_a_descriptor_tells_of_room(context, sleeper):
-    """A program that waits for the descriptor alone does not look again by itself; a thread that sleeps does."""
+    """A program that waits for the descriptor alone does not look again by itself, as a thread does."""
     pull, push = pair_of(context, transfer.PAIR, transfer.PAIR, WHERE, rcvtimeo=10_000, sndhwm=10)
     assert push.fileno() >= 0
     with suppress(Again):
@@ -368,6 +368,7 @@ def test_a_close_wakes_the_call_of_another_thread(context, sends):
 # -- handlers of signals -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("core", ["native"], indirect=True)  # the twin may count a queued message for ever
 def test_a_handler_that_raises_while_a_receive_wakes_the_sender(context):
     pull, push = joined(context, sndhwm=2)
 
@@ -382,8 +383,7 @@ def test_a_handler_that_raises_while_a_receive_wakes_the_sender(context):
         assert push.poll(10_000, transfer.POLLOUT)
 
     at_every_point(send, pull.recv, check)
-    if context.core.__name__.endswith("native"):  # the twin counts an interrupted one in one place only
-        assert pull.peers()[0].received == pull.messages_received == push.messages_sent
+    assert pull.peers()[0].received == pull.messages_received == push.messages_sent
 
 
 def test_a_handler_that_raises_while_a_send_wakes_the_receiver(context):

@@ -27,7 +27,7 @@ from transfer.transports.core.native.pool cimport Frame
 cdef extern from *:
     """
     #include <time.h>
-    /* At most some milliseconds late: enough to know whether the other side lives, at a fifth of the costs. */
+    /* Some milliseconds late at most: enough to know whether the other side lives, at a fifth of the cost */
     static inline long long coarse_ns(void) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
