@@ -1,19 +1,20 @@
-"""A pair of streams inside one process: messages pass by reference, under one lock.
+"""A pair of streams inside one process: messages pass by reference.
 
-Both ends are foreign streams of `core/contract.pyi`. They have no descriptor: `on_readable` and `on_writable`
-wake the waiting side, in the thread of the other end.
+Both ends are foreign streams of `core/contract.pyi`, whose queues and counters the core has (`InprocEnd`).
+They have no descriptor: `on_readable` and `on_writable` wake the waiting side, in the other end's thread.
+
+The compiled core passes plain messages between two sockets by itself. What comes here is all else: other
+memory than `bytes`, tensors, messages that a tracker waits for, topics, control frames.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from transfer.transports.base import Stream
-from transfer.transports.core import Frame
+from transfer.transports.core import Frame, InprocEnd
 from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, unsent
 from transfer.transports.core.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
@@ -32,18 +33,16 @@ _Kept = TypeVar("_Kept")
 class _Message(NamedTuple):
     """One message in transit: frames in memory that does not change any more, or is held.
 
-    nbytes counts payload. sequence: for frames without one. released: still to be called, and only there
-    if memory is held.
+    nbytes counts payload. released: still to be called, and only there if memory is held.
     """
 
     frames: list[OutFrame]
     nbytes: int
-    sequence: int
     control: bool
     released: _Released | None
 
 
-class InprocStream(Subscribable, Stream):
+class InprocStream(InprocEnd, Subscribable, Stream):
     """One end. Made in pairs by `pair`.
 
     Immutable `bytes` go by reference. Other memory is copied once, when it is sent, so that the sender may
@@ -52,26 +51,16 @@ class InprocStream(Subscribable, Stream):
     """
 
     def __init__(self, socket_type: int, lock: threading.Lock) -> None:
+        super().__init__()
         self.socket_type = socket_type
         self.max_message = MAX_DATA
-        self.credits = False
         self.checksum = False  # data cannot be damaged in memory
-        self.last_received_ns = 0
-        self.last_sent_ns = 0
         self._lock = lock
-        self._other: InprocStream
-        self._incoming: deque[_Message] = deque()
-        self._given: _Message | None = (
-            None  # whose frames are `handed`, and whose sender still waits for the result
-        )
-        self._closed = False
-        self._room_wanted = False
-        self._credit_due = False  # the other end consumed more since the last credit
-        self._credit_reported = 0
         self._prefixes = Prefixes()
 
     fd = -1
     hands_over = True
+    _other: InprocStream
 
     @property
     def maps_gpus(self) -> frozenset[bytes]:
@@ -97,26 +86,20 @@ class InprocStream(Subscribable, Stream):
             if not force and self._has_no_room(size):  # before anything is copied
                 return 0
             frames, released = passed(frames, hold, released)
-        with self._lock:
-            if self.broken is not None:
-                raise self._is_broken()
-            if not force and self._is_full(size):
-                self._room_wanted = True
-                return 0
-            control = bool(frames[0][0] & Flag.CONTROL)
-            kept = [_kept(frame, hold) for frame in frames]
-            number = self.sent + 1
-            message = _Message(kept, size, number, control, released if hold else None)
-            self._other._incoming.append(message)
-            if not control:
-                self.sent = number
-                self.sent_bytes += size
-                self.queued += 1
-                self.queued_bytes += size
-            self.last_sent_ns = time.monotonic_ns()
-        if released is not None and not hold:
+        if self.broken is not None:
+            raise self._is_broken()
+        if not force and self._has_no_room(size):
+            return 0
+        control = bool(frames[0][0] & Flag.CONTROL)
+        kept = [_kept(frame, hold) for frame in frames]
+        message = _Message(kept, size, control, released if hold else None)
+        number = self._put(message, size, control, force)
+        if number < 0:
+            raise self._is_broken()
+        if number and released is not None and not hold:
             released(None)
-        _call(self._other.on_readable)
+        if number:
+            _call(self._other.on_readable)
         return number
 
     def flush(self) -> bool:
@@ -125,67 +108,34 @@ class InprocStream(Subscribable, Stream):
 
     def take(self, sink: Sink | None = None) -> list[Frame] | None:
         if self.handed is None:
-            with self._lock:
-                if self._credit_due:
-                    self._credit_due = False
-                    return [_credit_frame(self._other.socket_type, self._credit_reported)]
-                if self._closed or not self._incoming:
-                    if self.broken is not None:
-                        raise self._is_broken()
-                    return None
-                message = self._incoming[0]
-                error = self._too_large(message)
+            if self._credit_due:
+                self._credit_due = False
+                return [_credit_frame(self._other.socket_type, self._other.consumed)]
+            queued = self._first()
+            if queued is None:
+                if self.broken is not None:
+                    raise self._is_broken()
+                return None
+            message = _message(queued)
+            error = self._too_large(message)
             if error is not None:
-                self._refuse(message, error)
+                self._refuse(queued, message, error)
                 raise error
-            self._deliver(message, self._frames(message))
-        other, given = self._other, self._given
-        if given is not None:
-            if other._room_wanted and not given.control:
-                other._room_wanted = False
-                _call(other.on_writable)
-            _release([given], None)
+            frames = self._frames(message)
+            self._hand(queued, message, frames, message.nbytes, message.control)
+        self._wake_writer()
+        if self._given is not None:
+            _release([self._given], None)
             self._given = None
         return self.handed
 
-    def _deliver(self, message: _Message, frames: list[Frame]) -> None:
-        """The message leaves the queue, and makes room for another one. There is no call before the last
-        one: a signal handler runs before all of it, and the message is still queued, or after it."""
-        now = time.monotonic_ns()
+    def _refuse(self, queued: object, message: _Message, error: TransferError) -> None:
         with self._lock:
-            other, incoming = self._other, self._incoming
-            if not incoming or incoming[0] is not message:  # both ends were closed in the meantime
-                return
-            self.last_received_ns = now
-            if not message.control and other.queued:
-                other.queued -= 1
-                other.queued_bytes -= message.nbytes
-            self.handed, self._given = frames, message
-            incoming.popleft()
-
-    def _refuse(self, message: _Message, error: TransferError) -> None:
-        with self._lock:
-            if self._incoming and self._incoming[0] is message:
-                self._incoming.popleft()
             wake = self._break(error)
+            self._remove(queued)
         for callback in wake:
             _call(callback)
         _release([message], error)
-
-    def consume(self, frames: list[Frame]) -> None:
-        other, wake = self._other, None
-        try:
-            with self._lock:
-                super().consume(frames)
-                if self.credits:
-                    other._credit_reported = self.consumed
-                    if not other._credit_due:
-                        other._credit_due = True
-                        wake = other.on_readable
-            _call(wake)
-        except BaseException:  # a signal handler raised: the rest of the work is done all the same
-            _call(other.on_readable)
-            raise
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """After the other end closed: the messages that it never took."""
@@ -198,8 +148,7 @@ class InprocStream(Subscribable, Stream):
         if self.broken is None or self._closed:
             return keep(())  # the other end may still take them
         with self._lock:
-            left = [message for message in self._other._incoming if not message.control]
-            self._other._incoming.clear()
+            left = [message for message in map(_message, self._other._clear()) if not message.control]
             self.queued = self.queued_bytes = 0
         kept = keep(message.frames for message in left)
         _release(left, self.broken)  # from here on the sender may change its memory
@@ -226,12 +175,6 @@ class InprocStream(Subscribable, Stream):
         """Whether a message would not be taken now. If so, `on_writable` reports room."""
         return self._has_no_room(1)
 
-    def _has_no_room(self, size: int) -> bool:
-        with self._lock:
-            full = self._is_full(size)
-            self._room_wanted = self._room_wanted or full
-            return full
-
     # -- under the lock --------------------------------------------------------------------------
 
     def _too_large(self, message: _Message) -> ProtocolError | None:
@@ -245,10 +188,7 @@ class InprocStream(Subscribable, Stream):
         """The messages of both directions, when no end is left to take them."""
         if not self._other._closed:
             return []
-        lost = [*self._incoming, *self._other._incoming]
-        self._incoming.clear()
-        self._other._incoming.clear()
-        return lost
+        return [_message(queued) for end in (self, self._other) for queued in end._clear()]
 
     def _break(self, error: TransferError) -> list[Callable[[], None] | None]:
         """Both ends are broken from now on; returns the callbacks to call."""
@@ -273,7 +213,7 @@ class InprocStream(Subscribable, Stream):
                 Frame(
                     data,
                     flags=int(flags),
-                    sequence=sequence or message.sequence,
+                    sequence=sequence or self._next_number,
                     socket_type=self._other.socket_type,
                     topic=topic,
                     meta=meta,
@@ -291,7 +231,7 @@ def pair(one: SocketType, other: SocketType) -> tuple[InprocStream, InprocStream
     """Two connected streams: the first is the end of a socket of type `one`."""
     lock = threading.Lock()
     first, second = InprocStream(one, lock), InprocStream(other, lock)
-    first._other, second._other = second, first
+    first._join(second)
     return first, second
 
 
@@ -318,6 +258,15 @@ def _kept(frame: OutFrame, hold: bool) -> OutFrame:
         return flags, sequence, topic, meta, view
     # A tensor's copy is made where its receiver may write, so that one copy is enough.
     return flags, sequence, topic, meta, bytearray(view) if flags & Flag.TENSOR else bytes(view)
+
+
+def _message(queued: object) -> _Message:
+    """The message that lies in a queue; the compiled core puts plain ones there as they are."""
+    if isinstance(queued, _Message):
+        return queued
+    parts = cast("list[bytes]", queued if isinstance(queued, list) else [queued])
+    frames: list[OutFrame] = [(0, 0, None, None, part) for part in parts]
+    return _Message(frames, sum(map(len, parts)), False, None)
 
 
 def _size(data: Any) -> int:

@@ -8,36 +8,36 @@ import threading
 class Prefixes:
     """A multiset of prefixes. Changes need the owner's lock; `matches` does not."""
 
-    __slots__ = ("_counts", "_lengths")
+    __slots__ = ("counts", "lengths")
 
     def __init__(self) -> None:
-        self._counts: dict[bytes, int] = {}
+        self.counts: dict[bytes, int] = {}
         # In order. A length without prefixes stays until all prefixes have gone: to count them costs more.
-        self._lengths: tuple[int, ...] = ()
+        self.lengths: tuple[int, ...] = ()
 
     @property
     def all(self) -> tuple[bytes, ...]:
-        return tuple(self._counts)
+        return tuple(self.counts)
 
     def add(self, prefix: bytes) -> None:
-        self._counts[prefix] = self._counts.get(prefix, 0) + 1
-        if len(prefix) not in self._lengths:
-            self._lengths = tuple(sorted((len(prefix), *self._lengths)))
+        self.counts[prefix] = self.counts.get(prefix, 0) + 1
+        if len(prefix) not in self.lengths:
+            self.lengths = tuple(sorted((len(prefix), *self.lengths)))
 
     def remove(self, prefix: bytes) -> bool:
         """False if the prefix was not subscribed."""
-        count = self._counts.get(prefix, 0)
+        count = self.counts.get(prefix, 0)
         if count > 1:
-            self._counts[prefix] = count - 1
+            self.counts[prefix] = count - 1
         elif count:
-            del self._counts[prefix]
-            if not self._counts:
-                self._lengths = ()
+            del self.counts[prefix]
+            if not self.counts:
+                self.lengths = ()
         return count > 0
 
     def matches(self, topic: bytes) -> bool:
         """One lookup for each length of prefixes, however many prefixes there are."""
-        return any(topic[:length] in self._counts for length in self._lengths)
+        return any(topic[:length] in self.counts for length in self.lengths)
 
 
 class Subscribable:

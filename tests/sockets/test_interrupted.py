@@ -170,7 +170,7 @@ def test_the_parts_that_are_left(context, endpoint):
 
 def test_what_inproc_has_not_given_yet(context):
     pull, push = joined(context, "inproc://interrupted")
-    points = at_every_point(lambda number: push.send(b"%d" % number), pull.recv, is_part)
+    points = at_every_point(lambda number: push.send(memoryview(b"%d" % number)), pull.recv, is_part)
     assert points > 20
     tracker = push.send(b"confirmed", track=True)
     pull.recv()

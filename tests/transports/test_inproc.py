@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import struct
 import threading
 import time
@@ -10,6 +11,8 @@ import weakref
 
 import pytest
 
+from tests.sockets.conftest import core_module
+from transfer.transports import core
 from transfer.transports.address import parse
 from transfer.transports.connect.connection import ConnectOptions
 from transfer.transports.connect.establish import reach, serve
@@ -18,14 +21,21 @@ from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import AddressInUse, Broken, ProtocolError
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.inproc import InprocTransport, names_of
-from transfer.transports.inproc_stream import pair
 from transfer.transports.reactor import Reactor
 from transfer.transports.testing.ends import Side, close_all, plain, until
 
 
-@pytest.fixture
-def ends():
-    one, other = pair(SocketType.PUSH, SocketType.PULL)
+@pytest.fixture(params=["pure", "native"])
+def ends(request, monkeypatch):
+    """On the queues of each core, although the process uses one of them."""
+    used = core_module(request.param)
+    monkeypatch.setattr(core, "InprocEnd", used.InprocEnd)
+    monkeypatch.setattr(core, "Frame", used.Frame)
+    spec = importlib.util.find_spec("transfer.transports.inproc_stream")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    one, other = module.pair(SocketType.PUSH, SocketType.PULL)
+    assert isinstance(one, used.InprocEnd)
     yield one, other
     one.close()
     other.close()
@@ -123,6 +133,31 @@ def test_a_waiting_thread_is_woken(ends):
     assert told == [1, 1]
     one.close()
     assert told == [1, 1, 1]
+
+
+def test_frames_have_the_numbers_of_their_messages(ends):
+    one, other = ends
+    for _ in range(3):
+        one.send(plain(b"c", flags=int(Flag.CONTROL)), force=True)
+        one.send(plain(b"first part", b"last part"))
+    one.send([(0, 77, None, None, b"numbered")])
+    messages = [other.receive() for _ in range(7)]
+    numbers = [frames[-1].sequence for frames in messages if not frames[0].flags & Flag.CONTROL]
+    assert numbers == [1, 2, 3, 77]
+    assert [frame.more for frame in messages[1]] == [True, False]
+
+
+def test_what_was_consumed_is_counted(ends):
+    one, other = ends
+    one.send(plain(b"a", b"bc"))
+    assert (one.sent, one.sent_bytes, one.queued_bytes) == (1, 3, 3)
+    taken = other.take()
+    assert other.take() is taken, "until it is stored"
+    assert (one.queued, one.queued_bytes, other.received) == (0, 0, 0)
+    other.handed = None
+    other.consume(taken)
+    assert (other.received, other.received_bytes, other.consumed) == (1, 3, 1)
+    assert min(one.last_sent_ns, other.last_received_ns) > 0
 
 
 def test_credits(ends):

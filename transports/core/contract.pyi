@@ -340,6 +340,54 @@ class Stream:
     def close(self) -> int:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 
+class InprocEnd:
+    """One end of a pair inside a process: the queue of messages for it, and the counters and limits of a
+    foreign stream, as described there. `transports/inproc_stream.py` derives from it.
+
+    A queued message is an object of the derived class. The compiled core has plain messages, too, which its
+    sockets exchange by themselves: `bytes`, or a list of `bytes` for several parts.
+    """
+
+    sent: int
+    sent_bytes: int
+    queued: int
+    queued_bytes: int
+    send_high_water: int
+    send_high_water_bytes: int
+    received: int
+    received_bytes: int
+    consumed: int
+    confirmed: int  # the compiled core sets it at once when the other end consumes, before a credit comes
+    dropped: int
+    last_received_ns: int
+    last_sent_ns: int
+    max_message: int
+    credits: bool
+    socket_type: int
+    broken: BaseException | None
+    handed: list[Frame] | None
+    on_readable: Callable[[], None] | None
+    on_writable: Callable[[], None] | None
+    _other: Any
+    _closed: bool  # by this end
+    _credit_due: bool  # the other end consumed messages since the last credit
+    _given: Any  # the message whose frames are `handed`, until its sender is informed
+    _next_number: int  # of the first message for this end, among those sent to it
+    def __init__(self) -> None: ...
+    def _join(self, other: Any) -> None: ...  # makes the two ends a pair
+    def _has_no_room(self, size: int) -> bool: ...  # if so, `on_writable` reports room
+    def _put(self, message: Any, size: int, control: bool, force: bool) -> int:
+        """Queues a message for the other end: its number among those sent. 0: there is no room, and
+        `on_writable` reports some; -1: the pair has ended."""
+    def _first(self) -> Any: ...  # the first message for this end, which stays queued, or None
+    def _hand(self, queued: Any, message: Any, frames: list[Frame], size: int, control: bool) -> None:
+        """As one step: `queued`, the first message, leaves the queue; `handed` and `_given` have its frames
+        and the message. Does nothing if it is not the first any more."""
+    def _wake_writer(self) -> None: ...  # of the other end, if it waits for room and has some now
+    def _remove(self, queued: Any) -> None: ...  # the first message is refused
+    def consume(self, frames: list[Frame]) -> None: ...
+    def _clear(self) -> list[Any]: ...  # removes and returns the messages for this end
+
 class Turn(_Turn):
     """The state of the dialogue of a REQ or REP: transports/req_rep_turn.py describes the methods. Each is
     atomic for other threads.
@@ -398,7 +446,8 @@ class SocketBase:
     # -- called by users
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Fast: one part, flags 0 or DONTWAIT (1), no track, mode ROUND_ROBIN or FANOUT, no
-        foreign stream attached, `_general_send` not set. Else `_send_general(...)`."""
+        foreign stream attached but InprocEnds (ROUND_ROBIN), `_general_send` not set. Else
+        `_send_general(...)`."""
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Fast: mode FAIR or FILTERED, `_general_recv` not set, and the message is one plain frame
         (no topic, no tensor, no MORE, no LZ4). Returns bytes, or Frame if not copy. A message of
@@ -547,4 +596,5 @@ def poll_sockets(entries: list[tuple[Any, int]], timeout: float | None) -> list[
 #                                              used for another stream, and when the call ends; an
 #                                              exception of it (a TransferError) ends the stream
 # SocketBase serves foreign streams in the same fair order; with one attached, `send` and `recv`
-# take the ordinary (slower) path.
+# take the ordinary (slower) path. Between ends of `InprocEnd` the compiled core passes plain messages by
+# itself.

@@ -15,6 +15,8 @@ gpu_mapping      memory of other processes' GPUs, mapped here: allocations and e
 gpu_payload      a payload in memory of a GPU, as a frame's data
 header           parses the first bytes of a frame: every length is checked here, before memory is allocated
 incoming         the receiving half of a Stream
+inproc_calls     the common send and receive of a socket with peers in this process
+inproc_queue     the queues of a pair of streams inside one process
 json_check       checks whether JSON decoders can read a peer's text, without the GIL
 kernel_writes    a connection's out-queue, and the system calls that write it, without the GIL
 known_tensors    headers of tensors that were sent before
@@ -55,6 +57,7 @@ Stream and SocketBase are classes in layers, one file each; each derives from th
 
 from transfer.transports.core.native.checksum import crc32c
 from transfer.transports.core.native.flusher import Flusher
+from transfer.transports.core.native.inproc_queue import InprocEnd
 from transfer.transports.core.native.json_check import check_json
 from transfer.transports.core.native.openssl import openssl_version
 from transfer.transports.core.native.parts import ReceivingThread, UnreadParts
@@ -79,6 +82,7 @@ __all__ = [
     "Flusher",
     "Frame",
     "HeldBuffer",
+    "InprocEnd",
     "Lease",
     "Mapping",
     "Pool",

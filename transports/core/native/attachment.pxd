@@ -1,5 +1,7 @@
 # The streams of a SocketBase. See attachment.pyx.
 
+from libc.stdint cimport int64_t, uint64_t
+
 from transfer.transports.core.native.receiving cimport Receiving
 from transfer.transports.core.native.stream cimport Stream
 
@@ -21,3 +23,5 @@ cdef class Attachments(Receiving):
     cdef int join_round(self, stream) except -1
     cdef int join_foreign(self, stream) except -1
     cdef int leave_foreign(self, stream) except -1
+    cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number)
+    cdef bint wait_for_room(self, only, int64_t deadline) except -1

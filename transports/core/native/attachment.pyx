@@ -2,11 +2,16 @@
 """Attachments: the streams of a socket, from attaching to detaching or loss."""
 
 from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint64_t
 
 from transfer.transports.callbacks import weakly
 from transfer.transports.errors import InternalError, ProtocolError
 
 from transfer.transports.core.native cimport kernel_writes as native_link
+from transfer.transports.core.native.inproc_queue cimport (
+    InprocEnd, all_inproc, is_inproc, wait_patiently, wake_of,
+)
+from transfer.transports.core.native.peer_choice cimport Sending
 from transfer.transports.core.native.receiving cimport Receiving
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
@@ -30,12 +35,17 @@ cdef class Attachments(Receiving):
         """Uses the stream for sending, receiving or both."""
         self.check_usable()
         if type(stream) is not Stream:
-            stream.on_readable = stream.on_writable = weakly(self, "_notify")
+            if is_inproc(stream):
+                stream.on_readable, stream.on_writable = wake_of(self, False), wake_of(self, True)
+            else:
+                stream.on_readable = stream.on_writable = weakly(self, "_notify")
             if sends:
                 self.join_foreign(stream)
             if receives:
+                self.inproc_only = False
                 place = self.count_ended() if stream.ended else len(self.foreign_ins)
                 self.foreign_ins.insert(place, stream)
+                self.inproc_only = all_inproc(self.foreign_ins)
                 for fd in getattr(stream, "wait_fds", ()):
                     self.watch_foreign(fd)
         else:
@@ -107,6 +117,7 @@ cdef class Attachments(Receiving):
         for streams in (self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
+        self.inproc_only = all_inproc(self.foreign_ins)
         if type(stream) is not Stream:
             stream.on_readable = stream.on_writable = None
             self.take_out(stream)
@@ -203,6 +214,18 @@ cdef class Attachments(Receiving):
             after = [other for other in before if other is not stream]
         self.foreign_outs = after
         return 0
+
+    cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number):
+        if not hold and released is None and is_inproc(stream):
+            answer = (<InprocEnd>stream).offer_plain(frames, number)
+            if answer is not None:
+                return stream if answer else None
+        return Sending.offer_to(self, stream, frames, hold, released, lent, number)
+
+    cdef bint wait_for_room(self, only, int64_t deadline) except -1:
+        if not self.exposed:  # else a program may wait for the descriptor alone
+            wait_patiently(self.foreign_outs if only is None else [only])
+        return Sending.wait_for_room(self, only, deadline)
 
     def _streams(self):
         cdef dict found = {}

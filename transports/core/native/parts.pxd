@@ -6,7 +6,7 @@ from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.kernel_writes cimport link_arm_credit, link_t
-from transfer.transports.core.native.reading cimport PLAIN_TURN
+from transfer.transports.core.native.reading cimport PLAIN_TURN, TURN_MESSAGES
 from transfer.transports.core.native.stream cimport Stream
 
 cdef enum:
@@ -46,6 +46,8 @@ cdef class Parts(Attachments):
     cdef list plain_parts(self)
     cdef ReceivingThread thread_here(self)
     cdef object next_part(self, bint copy)
+    cdef list inproc_parts(self)
+    cdef object inproc_part(self)
     cdef bint is_all_wanted(self) noexcept
 
 
@@ -55,7 +57,7 @@ cdef int bits_of(object flags) except -1
 cdef inline bint is_usable(Parts self) noexcept:
     """Whether a plain message can be sent at once: nothing has to be checked or sent before it."""
     return (not self.closed and not self._behind
-            and self.generation == native_link.fork_generation and not self.foreign_outs)
+            and self.generation == native_link.fork_generation)
 
 
 cdef inline void count_one(Parts self, Stream stream, size_t size) noexcept:
@@ -63,6 +65,7 @@ cdef inline void count_one(Parts self, Stream stream, size_t size) noexcept:
     add(&link.received, 1)
     link.received_bytes += size
     self.turn_messages += 1
+    self.own_turn += 1
     self.messages_received += 1
     self.bytes_received += size
     if link.credits and not load_int(&link.credit_armed):
@@ -72,7 +75,8 @@ cdef inline void count_one(Parts self, Stream stream, size_t size) noexcept:
 cdef inline bint is_in_order(Parts self, Stream stream) noexcept:
     """Whether the next message is the one in the reader."""
     return not (self.receiving or self.stash is not None or self.again is not None
-                or self.closed or self.foreign_ins
+                or self.closed
+                or (self.foreign_ins and (not self.inproc_only or self.own_turn >= TURN_MESSAGES))
                 or self.generation != native_link.fork_generation
                 or stream.parts is not None or stream.large is not None
                 or (self.turn_messages >= PLAIN_TURN and self.reader.reads >= 0))

@@ -17,6 +17,7 @@ from libc.stdint cimport uint64_t
 from transfer.transports.arguments import flags_of
 from transfer.transports.core.wire import MAX_FRAMES
 
+from transfer.transports.core.native.inproc_calls cimport has_plain, push_plain, push_to_end, take_plain
 from transfer.transports.core.native.kernel_writes cimport F_MORE, HEADER, MAGIC, OK, VERSION, header_t
 from transfer.transports.core.native.pool cimport Frame
 
@@ -144,18 +145,23 @@ cdef class Parts(Attachments):
         if size >= self.copy_threshold:
             return False
         if self._routes is not None:
-            target = self._routes.get(<object>PyTuple_GET_ITEM(parts, 0))
-            if type(target) is not Stream or count == 1:
+            if count == 1:
                 return False
-            stream = <Stream>target
+            target = self._routes.get(<object>PyTuple_GET_ITEM(parts, 0))
             size -= PyBytes_GET_SIZE(<object>PyTuple_GET_ITEM(parts, 0))
-            if stream.identity is None or self.push(stream, None, parts, 1, size, 0) != OK:
+            if type(target) is Stream:
+                stream = <Stream>target
+                if stream.identity is None or self.push(stream, None, parts, 1, size, 0) != OK:
+                    return False
+            elif not push_to_end(target, parts, size):
                 return False
             self.messages_sent += 1
             self.bytes_sent += size
             return True
         if self._general_send:
             return False
+        if self.foreign_outs:
+            return push_plain(self, None, parts, size)
         if self.send_mode == ROUND_ROBIN:
             return self.push_one(None, parts, size, 0) is not None
         return self.send_mode == FANOUT and self.push_all(None, parts, size) == OK
@@ -202,6 +208,8 @@ cdef class Parts(Attachments):
         cdef ReceivingThread here
         if copy and not bits & ~DONTWAIT and (not self._unread.threads or not self.thread_here().rest):
             parts = self.plain_parts()
+            if parts is None and self.foreign_ins:
+                parts = self.inproc_parts()
             if parts is not None:
                 return parts
         here = self.thread_here()
@@ -280,6 +288,27 @@ cdef class Parts(Attachments):
     def _has_rest(self):
         """Whether this thread has received a part of a message, and not all of them."""
         return self._unread.threads > 0 and len(self.thread_here().rest) > 0
+
+    cdef list inproc_parts(self):
+        """The next message, if it is a plain one of a peer in this process."""
+        if self._general_recv and not self._with_identity:
+            return None
+        message = take_plain(self, self._with_identity)
+        return [message] if type(message) is bytes else <list>message
+
+    cdef object inproc_part(self):
+        """The same, of one part or more: the first, and this thread has the others."""
+        cdef ReceivingThread here = self.thread_here()
+        if here.rest:
+            return None
+        message = take_plain(self, False)
+        if type(message) is not list:
+            return message
+        here.leave((<list>message)[1:])
+        return (<list>message)[0]
+
+    cdef bint has_message(self) except -1:
+        return (len(self.foreign_ins) > 0 and has_plain(self)) or Attachments.has_message(self)
 
     cdef ReceivingThread thread_here(self):
         cdef uint64_t number = PyThreadState_GetID(PyThreadState_Get())  # of no other thread, ever

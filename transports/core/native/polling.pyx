@@ -10,6 +10,7 @@ from libc.stdlib cimport calloc, free
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.flusher cimport check_signals
+from transfer.transports.core.native.inproc_calls cimport has_plain
 from transfer.transports.core.native.kernel_writes cimport now_ns
 from transfer.transports.core.native.socket_base cimport SocketBase
 from transfer.transports.core.native.system cimport POLLIN, poll, pollfd
@@ -50,7 +51,8 @@ cdef list read_ahead(tuple polled):
         socket = <SocketBase>thing
         if not is_plain(socket):
             return None
-        if socket.is_all_wanted() and socket.plain_end(&count, &total):
+        if (socket.is_all_wanted() and socket.plain_end(&count, &total)) or (
+                socket.foreign_ins and has_plain(socket)):
             ready.append(entry)
         elif others is None:
             others = [entry]

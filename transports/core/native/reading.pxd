@@ -20,6 +20,9 @@ cdef class Reading(Sending):
     cdef dict by_fd                 # native streams by descriptor, for events
     cdef list foreign_ins
     cdef bint foreign_first
+    cdef bint inproc_only           # all of `foreign_ins` are ends of pairs in this process
+    cdef int inproc_turn            # messages of theirs in this turn, and since then of the others
+    cdef int own_turn
     cdef reader_t reader
     cdef Stream current             # whose bytes are in the reader
     cdef object inside              # the stream that is read at this moment, and by which thread

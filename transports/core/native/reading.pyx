@@ -13,6 +13,7 @@ from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport store_int
 from transfer.transports.core.native.flusher cimport raise_soon
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, group, prepare_reader
+from transfer.transports.core.native.inproc_queue cimport InprocEnd, is_inproc
 from transfer.transports.core.native.kernel_writes cimport F_CONTROL, F_LZ4
 from transfer.transports.core.native.large_frames cimport is_on_gpu
 from transfer.transports.core.native.pool cimport Frame, Lease, fill, room_for
@@ -53,7 +54,7 @@ cdef class Reading(Sending):
             if message is not None:
                 return message
         self.foreign_first = True
-        if self.foreign_ins and self.current is None and self.ready_next >= self.ready_count:
+        if self.foreign_ins and self.by_fd and self.current is None and self.ready_next >= self.ready_count:
             # Foreign streams must not keep native ones from being polled.
             self.look()
         while True:
@@ -292,7 +293,14 @@ cdef class Reading(Sending):
             # A thread that detaches it from now on waits until this one has left it.
             if stream not in self.foreign_ins:
                 return None
-            frames = self.take_foreign(stream, sink)
+            if not is_inproc(stream):
+                frames = self.take_foreign(stream, sink)
+            elif (<InprocEnd>stream).is_idle():
+                return None
+            else:
+                frames = (<InprocEnd>stream).take_frames()
+                if frames is None:
+                    frames = stream.take()
             stream.handed = None  # it is stored here: from now on no signal handler runs before `claim`
             return frames
         finally:

@@ -10,6 +10,7 @@ from posix.unistd cimport write as write_fd
 from transfer.transports.errors import Again
 
 from transfer.transports.core.native.flusher cimport check_signals
+from transfer.transports.core.native.inproc_queue cimport all_idle, has_unread
 from transfer.transports.core.native.kernel_writes cimport now_ns
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.reading cimport MAX_EVENTS, MOST_UNWANTED, Reading
@@ -59,7 +60,8 @@ cdef class Receiving(Reading):
     cdef bint finds_nothing(self) except -1:
         """Asks the kernel, if that is all that a receive without a wait would do: True if there is nothing.
         The caller holds the GIL, and no thread receives."""
-        if (self.current is not None or self.stash is not None or self.again is not None or self.foreign_ins
+        if (self.current is not None or self.stash is not None or self.again is not None
+                or (self.foreign_ins and not all_idle(self.foreign_ins))
                 or self.ready_next < self.ready_count or self.waiting_turn or self.sinking is not None):
             return False
         if self.look():
@@ -288,7 +290,8 @@ cdef class Receiving(Reading):
         cdef bint left = (self.stash is not None or self.again is not None
                           or self.reader.end != self.reader.start
                           or self.ready_next < self.ready_count or len(self.waiting_turn) > 0
-                          or self.unwanted >= MOST_UNWANTED)
+                          or self.unwanted >= MOST_UNWANTED
+                          or (len(self.foreign_ins) > 0 and has_unread(self.foreign_ins)))
         if left == self.event_set:
             return 0
         self.event_set = left

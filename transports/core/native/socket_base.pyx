@@ -18,13 +18,14 @@ from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescrip
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.flusher cimport Flusher
+from transfer.transports.core.native.inproc_calls cimport push_plain
 from transfer.transports.core.native.known_tensors cimport known_frame, note_header
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
     F_CRC, F_MORE, HEADER, MAGIC, OK, VERSION, header_t, now_ns,
 )
 from transfer.transports.core.native.parts cimport (
-    DONTWAIT, SNDMORE, Parts, bits_of, count_one, is_in_order, is_same, is_usable,
+    DONTWAIT, SNDMORE, Parts, ReceivingThread, bits_of, count_one, is_in_order, is_same, is_usable,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
 from transfer.transports.core.native.stream cimport Stream
@@ -115,6 +116,10 @@ cdef class SocketBase(Parts):
                 and PyBytes_GET_SIZE(data) < self.copy_threshold):
             if self._partial:
                 if self.send_last(data):
+                    return None
+            elif self.foreign_outs:
+                if (not self._lockstep and not self._general_send
+                        and push_plain(self, data, None, PyBytes_GET_SIZE(data))):
                     return None
             elif self._lockstep:
                 if self.send_in_turn(data):
@@ -231,6 +236,10 @@ cdef class SocketBase(Parts):
                 if copy:
                     return data
                 return self.framed(plain_frame(data, header))
+        if self.foreign_ins and copy and not bits & ~DONTWAIT and not self._general_recv:
+            made = self.inproc_part()
+            if made is not None:
+                return made
         if (bits == DONTWAIT and self.receive_mode and not self._general_recv and not self._unread.threads
                 and not self.receiving and not self.closed
                 and self.generation == native_link.fork_generation and self.finds_nothing()):
@@ -274,14 +283,17 @@ cdef class SocketBase(Parts):
         cdef tuple message
         cdef list frames
         cdef Frame frame
+        cdef ReceivingThread here
         if self._unread.threads and self.thread_here().rest and not flags & ~DONTWAIT:
             made = self.next_part(copy)
             return self.recv(flags, copy) if made is None else made
         if not flags & ~DONTWAIT:
+            here = self.thread_here()
             frames = self.plain_parts()
+            if frames is None and self.foreign_ins and self._with_identity:
+                frames = self.inproc_parts()
             if frames is not None:
-                if len(frames) > 1:
-                    self.thread_here().leave(frames[1:])
+                here.leave(frames[1:])
                 return frames[0] if copy else Frame(frames[0], flags=F_MORE if len(frames) > 1 else 0)
         if self._lockstep and flags == 0:
             return self.recv_in_turn(copy, track)

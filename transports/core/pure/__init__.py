@@ -7,6 +7,7 @@ checksum      CRC-32C (Castagnoli, RFC 3720 appendix B.4), a byte at a time: cor
 codec         messages to bytes and back, without I/O
 flusher       the thread that writes the rest of senders' output: gathered messages, full kernels, credits
 frame         one frame as received
+inproc_queue  the queues of a pair of streams inside one process
 json_check    whether JSON decoders can read a peer's text
 message       one message in an out-queue: its unwritten part, and how users' memory in it is copied
 outgoing      the sending half of a stream: the out-queue, gathering, and the handling of a full kernel
@@ -24,6 +25,7 @@ wake          a flag that a selector can wait for
 from transfer.transports.core.pure.checksum import crc32c
 from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.frame import Frame
+from transfer.transports.core.pure.inproc_queue import InprocEnd
 from transfer.transports.core.pure.json_check import check_json
 from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
 from transfer.transports.core.pure.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
@@ -37,6 +39,7 @@ __all__ = [
     "Flusher",
     "Frame",
     "HeldBuffer",
+    "InprocEnd",
     "Lease",
     "Mapping",
     "Pool",
