@@ -8,6 +8,7 @@ too: the wire protocol is a different one. Missing functions raise `NotSupported
 
 _support         every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md
 asyncio          zmq.asyncio over `transfer`: blocking methods return futures of the running loop
+byte_limit       the option `sndhwm_bytes` of pyzmq's sockets: only SNDHWM makes them drop messages
 constants        pyzmq's constants: every member of an enumeration of `enums`
 context          pyzmq's Context over `transfer`
 decorators       decorators that make a context or a socket for each call, and close it afterwards
@@ -19,6 +20,7 @@ linger           sends the queued messages of a closed socket in the background
 missing          functions of pyzmq that cannot work here: each raises the reason
 monitor          converts monitor events to the messages that libzmq's monitors send through a PAIR socket
 options          the support of each socket option of pyzmq: forwarded, stored without effect, or refused
+patterns         REQ and ROUTER as libzmq's: lost peers and malformed messages raise no errors
 payload          what a program gives to send or to receive into, checked as pyzmq does
 pending_futures  the futures of one socket, which are tried again when the socket may be ready
 poll             Poller, select and zmq_poll: waiting for several sockets and descriptors

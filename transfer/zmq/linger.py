@@ -50,7 +50,7 @@ def hand_over(sock: Any, make: Any) -> None:
     """Closes `sock` and lets a successor of the class `make` send the rest."""
     context = sock.context
     successor = make(context, sock._pattern.socket_type)
-    successor._values.update(sock._values)
+    successor._values.update(sock._values, sndhwm_bytes=sock.sndhwm_bytes)
     links, streams = sock._links, sock._streams()
     for stream in streams:
         sock._detach(stream)

@@ -35,6 +35,7 @@ from transfer.transports.errors import (
     UsageError,
 )
 from transfer.zmq import endpoints
+from transfer.zmq.byte_limit import ByteLimit
 from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
 from transfer.zmq.endpoints import Base, Bound
 from transfer.zmq.error import ZMQError
@@ -42,6 +43,7 @@ from transfer.zmq.frame import Frame
 from transfer.zmq.linger import hand_over, has_unsent
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.options import Effect, Rule, checked as checked_option, refuse, rule
+from transfer.zmq.patterns import ZMQ_PATTERNS
 from transfer.zmq.payload import check_parts, checked_part, payload_of, room_in, size_of
 from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import add_attributes, our_type
@@ -91,6 +93,8 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     """
 
     context: Context[Any]
+    if not TYPE_CHECKING:  # a type checker has it from `Base`
+        sndhwm_bytes = ByteLimit()
 
     def __new__(
         cls, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *args: Any, **kwargs: Any
@@ -109,7 +113,9 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         self._closed_by_user = False
         self._pump: MonitorPump | None = None
         self._watcher: Self | None = None
-        super().__init__(ctx_or_socket, wire.SocketType[kind.name])
+        own_type = wire.SocketType[kind.name]
+        super().__init__(ctx_or_socket, own_type, ZMQ_PATTERNS.get(own_type))
+        self._values["sndhwm_bytes"] = None  # until the program sets it: see `byte_limit`
         if kind is SocketType.SUB:
             self._values["linger"] = PYZMQ_SUB_LINGER
         if copy_threshold is not None:

@@ -49,14 +49,20 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
   `destroy` wait for that. `destroy(linger=...)` also limits the wait for sockets closed before.
 * A ROUTER refuses a second peer with an identity in use, and that peer retries (libzmq leaves it connected
   and ignores it). A peer that reconnects keeps its identity. ROUTER_HANDOVER is as in libzmq.
+* A full queue drops messages of a PUB, or of a ROUTER, by their number only (SNDHWM), as in libzmq. The
+  option `sndhwm_bytes` of `transfer` adds a limit in bytes when the program sets it. Other sockets wait, by
+  default from 64 MiB queued for a peer on, unless SNDHWM is 0.
+* What libzmq drops in silence is dropped and counted in `transfer_drops_total` ([Metrics](metrics.md)): a
+  ROUTER's message for an unknown identity or of only an identity, and the request of a REQ whose server died.
+  That REQ waits on, as in libzmq, where one of `transfer.Socket` raises Broken at once.
 * `transfer` is faster: `send` and `recv` run no Python, and `transfer.asyncio` makes no future when a call
   need not wait.
 
 | case | here | in pyzmq |
 |---|---|---|
-| a ROUTER sends only an identity | UsageError | accepts and drops it |
-| a ROUTER answers a REQ without the empty part after the identity | UsageError | accepts it; the REQ \
-drops it |
+| a ROUTER answers a REQ without the empty part after the identity | dropped and counted (`malformed` in \
+`transfer_drops_total`); the right answer may follow | the REQ drops it and ends the connection: no \
+answer can follow |
 | a message is sent part by part without room or a peer | the last part waits, or raises Again | the first \
 does |
 | `identity = b""`, `HEARTBEAT_TIMEOUT = -1` | accepted: the default | ZMQError (EINVAL) |
@@ -80,8 +86,6 @@ token is configured, or TRANSFER_UNAUTHENTICATED=allow: [Security](security.md) 
 | the events of a monitor | inproc connections have them too; CONNECT_DELAYED only if the kernel connects \
 later, mostly to another machine; no CLOSED after each failed attempt | none of inproc; CONNECT_DELAYED of \
 every TCP connection |
-| the peer of a REQ ends before it replies | POLLIN, and `recv` raises Broken (ECONNRESET) at once: a lazy \
-pirate's client catches it, and tries again | no event: the client's own time-out |
 | `send` of a REP that has not received all parts of its request | it replies; the other parts are dropped | \
 ZMQError (EFSM) |
 | `send` of a non-contiguous array | BufferError; with `copy=False` below `copy_threshold` bytes sent in C \
