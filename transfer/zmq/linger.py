@@ -63,7 +63,7 @@ def hand_over(sock: Any, make: Any) -> None:
     for stream in streams:
         successor._attach(stream, links.state.sends, links.state.receives)
     successor._update_fast_paths()
-    context._lingering.take(successor)
+    context._transfer_lingering.take(successor)
 
 
 class Linger:

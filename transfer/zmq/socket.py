@@ -41,6 +41,7 @@ from transfer.zmq.endpoints import Base, Bound
 from transfer.zmq.error import ZMQError
 from transfer.zmq.frame import Frame
 from transfer.zmq.linger import hand_over, has_unsent
+from transfer.zmq.metaclass import SocketMetaclass
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.options import Effect, Rule, checked as checked_option, refuse, rule
 from transfer.zmq.patterns import ZMQ_PATTERNS
@@ -71,28 +72,15 @@ _send: Any = Base.send
 _recv: Any = Base.recv
 
 
-class _SocketMeta(type):
-    """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
-
-    if not TYPE_CHECKING:  # a type checker would not know what it returns
-
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            given = kwargs.get("shadow") or (args[0] if args else None)
-            if kwargs.get("shadow") or isinstance(given, Socket):
-                return Socket.shadow(given)
-            return super().__call__(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
-
-
-class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
+class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
     May be used from any thread. Options are attributes in lower or upper case.
     """
 
     context: Context[Any]
+    #: the object of a derived class in front of this one: see `derived`
+    _front: weakref.ref[Any] | None = None
     if not TYPE_CHECKING:  # a type checker has it from `Base`
         sndhwm_bytes = ByteLimit()
 
@@ -127,7 +115,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         """Returns the same socket. Addresses of libzmq's sockets raise ZMQError (EINVAL)."""
         if isinstance(address, int):
             address = _by_address.get(address)
-        same: Any = getattr(address, "_sync_socket", address)
+        same: Any = getattr(address, "_transfer_socket", address)
         if not isinstance(same, Socket):
             raise ZMQError(Errno.EINVAL, "only sockets of this package can be shadowed")
         return same  # type: ignore[return-value]  # the class that it has
@@ -389,7 +377,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     def _ended(self, error: TransferError) -> TransferError:
         """Returns pyzmq's error of a closed socket: ETERM if its context was terminated."""
         closed = isinstance(error, Closed) and not isinstance(error, ContextTerminated)
-        if closed and self.context._ending and not self._closed_by_user:
+        if closed and self.context._transfer_ending and not self._closed_by_user:
             return ContextTerminated("the context was terminated")
         return error
 
@@ -559,7 +547,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         linger = linger_of(linger)
         if self.closed or self._inherited:
             return
-        self._closed_by_user = not self.context._ending
+        self._closed_by_user = not self.context._transfer_ending
         watch = self.__dict__.get("_async_watch")
         if watch is not None:
             watch.close()
