@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer.sockets.defaults import TRANSFER
 from transfer.zmq.constants import SocketType
 from transfer.zmq.endpoints import Base
 
@@ -14,7 +13,7 @@ _DROPPING = frozenset({SocketType.PUB, SocketType.ROUTER})
 
 class ByteLimit:
     """A descriptor: the limit that the program set. Without one: none for sockets that drop messages and for
-    SNDHWM = 0, else that of `transfer`."""
+    SNDHWM = 0, else the default of the context."""
 
     def __get__(self, sock: Any, owner: type | None = None) -> Any:
         if sock is None:
@@ -22,7 +21,7 @@ class ByteLimit:
         given = Base.sndhwm_bytes.__get__(sock)
         if given is not None:
             return given
-        return 0 if sock.type in _DROPPING or not sock.sndhwm else TRANSFER.sndhwm_bytes
+        return 0 if sock.type in _DROPPING or not sock.sndhwm else sock.context.defaults.sndhwm_bytes
 
     def __set__(self, sock: Any, value: int) -> None:
         Base.sndhwm_bytes.__set__(sock, value)
