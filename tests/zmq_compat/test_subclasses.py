@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import subprocess
@@ -206,6 +207,33 @@ def test_attributes_before_init(zmq):
                 context.unknown = 1
         with pytest.raises(AttributeError):
             pull.not_there  # noqa: B018
+
+
+def test_a_shadow_has_attributes_of_its_own(zmq):
+    class Counting(zmq.Context):
+        _count = _early = None
+
+        def __init__(self, *args, **kwargs):
+            self._early = []
+            super().__init__(*args, **kwargs)
+            self._count = 0
+
+    with Counting() as context:
+        context._count, context._early = 5, ["first"]
+        shadow = copy.copy(context)
+        assert (context._count, context._early) == (5, ["first"])
+        assert (shadow._count, shadow._early) == (0, [])
+        shadow._count = 7
+        assert context._count == 5
+        again = Counting(shadow)
+        assert again.underlying == context.underlying
+        with again.socket(zmq.PULL) as pull:
+            assert type(pull) is zmq.Socket
+            assert pull.context is again
+        del again, shadow
+        gc.collect()
+        assert not context.closed
+    assert context.closed
 
 
 def test_init_of_the_class_above(zmq):

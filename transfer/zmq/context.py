@@ -59,9 +59,19 @@ _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary
 class ContextState(Base):
     """The state of a Context: a class, since programs call `super(zmq.Context, self).__init__()`."""
 
-    __slots__ = ("_transfer_has_ended", "_transfer_is_shadow")
+    __slots__ = ("_transfer_has_ended", "_transfer_names", "_transfer_original")
 
     sockopts: dict[int, Any]
+    #: the context whose state a shadow has; None: it is no shadow
+    _transfer_original: Context[Any] | None
+    #: names of the state; all others are attributes of one object, as a program's class sets them
+    _transfer_names: frozenset[str]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        object.__setattr__(made, "_transfer_original", None)
+        object.__setattr__(made, "_transfer_names", frozenset())
+        return made
 
     def __init__(self, io_threads: int | Context[Any] = 1, shadow: Context[Any] | int | None = None) -> None:
         if isinstance(io_threads, Context):
@@ -73,16 +83,16 @@ class ContextState(Base):
             if not isinstance(shadow, Context):
                 raise ZMQError(Errno.EINVAL, "only contexts of this package can be shadowed")
             # All state is shared, also later changes: a shadow is the same context.
-            object.__setattr__(self, "__dict__", shadow.__dict__)
-            object.__setattr__(self, "_transfer_is_shadow", True)
+            object.__setattr__(self, "_transfer_original", shadow._transfer_original or shadow)
             return
-        object.__setattr__(self, "_transfer_is_shadow", False)
+        before = self.__dict__.keys() | ()
         super().__init__(defaults=PYZMQ)
         self._transfer_options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
         self._transfer_lingering = Linger()
         self._transfer_warns = False
         self._transfer_ending = False
         self.__dict__["sockopts"] = {}
+        object.__setattr__(self, "_transfer_names", frozenset(self.__dict__.keys() - before))
 
 
 class Context(ContextState, Generic[SocketT]):
@@ -124,8 +134,9 @@ class Context(ContextState, Generic[SocketT]):
     @property
     def underlying(self) -> int:
         """A number for this context, which `shadow` accepts. There is no libzmq behind it."""
-        _by_address[id(self.__dict__)] = self
-        return id(self.__dict__)
+        owner = self._transfer_original or self
+        _by_address[id(owner)] = owner
+        return id(owner)
 
     # -- sockets -------------------------------------------------------------------------------
 
@@ -188,27 +199,31 @@ class Context(ContextState, Generic[SocketT]):
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
-            upper = name.upper()
-            if name[:1] == "_" or name in self.__dict__ or declares(self, name):
+            upper, original = name.upper(), self._transfer_original
+            if original is not None and name in original._transfer_names:
+                object.__setattr__(original, name, value)
+            elif name[:1] == "_" or name in self.__dict__ or declares(self, name):
                 object.__setattr__(self, name, value)
             elif upper in SocketOption.__members__:
                 self.sockopts[SocketOption[upper]] = value
             elif upper in ContextOption.__members__:
                 self.set(ContextOption[upper], value)
-            elif "sockopts" not in self.__dict__:
+            elif original is None and "sockopts" not in self.__dict__:
                 super().__setattr__(name, value)
             else:
                 options = [*SocketOption.__members__, *ContextOption.__members__]
                 raise no_such(self, name, (option.lower() for option in options))
 
         def __getattr__(self, name: str) -> Any:
-            upper = name.upper()
+            upper, original = name.upper(), self._transfer_original
+            if original is not None and name in original._transfer_names:
+                return original.__dict__[name]
             if upper in ContextOption.__members__:
                 try:
                     return self.get(ContextOption[upper])
                 except ZMQError as error:
                     raise AttributeError(str(error)) from None
-            options = self.__dict__.get("sockopts", {})
+            options = (original or self).__dict__.get("sockopts", {})
             option = SocketOption.__members__.get(upper)
             if option is None or option not in options:
                 raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
@@ -266,8 +281,12 @@ class Context(ContextState, Generic[SocketT]):
         self.destroy()
 
     def __del__(self) -> None:
-        made = not getattr(self, "_transfer_is_shadow", True) and "sockopts" in self.__dict__
-        if made and not self.closed and not self.forked:
+        if (
+            self._transfer_original is None
+            and "sockopts" in self.__dict__
+            and not self.closed
+            and not self.forked
+        ):
             self._transfer_end(0, Socket.close)
 
     def __repr__(self) -> str:
