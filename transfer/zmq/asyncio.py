@@ -46,7 +46,6 @@ class Socket(Front):
     socket: closing one closes both.
     """
 
-    _transfer_socket: _socket.Socket[Any]
     _transfer_watch: Watch
 
     def __init__(

@@ -132,6 +132,10 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         return id(self)
 
     @property
+    def _transfer_socket(self) -> Any:  # as objects of derived classes have it
+        return self
+
+    @property
     def type(self) -> SocketType:
         return self._kind
 
