@@ -59,7 +59,8 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
 * A full queue drops messages of a PUB, or of a ROUTER, by their number only (SNDHWM), as in libzmq. The
   option `sndhwm_bytes` of `transfer` adds a limit in bytes when the program sets it. Other sockets wait, by
   default from 64 MiB queued for a peer on, unless SNDHWM is 0.
-* `RCVHWM` has no effect: messages for a slow receiver wait at the sender, up to its SNDHWM.
+* `RCVHWM` has no effect, 0 neither: messages for a slow receiver wait at the sender, up to its SNDHWM. A
+  receiver cannot make a sender keep more. Where no message may be dropped, set `SNDHWM = 0` at the sender.
 * A class derived from `zmq.Socket` or `zmq.Context` may use any private name except `_transfer_*`, and its
   `send`, `recv` and `close` are called where pyzmq calls them. An object of a class derived from Socket
   stands in front of a plain socket, so its calls cost one Python call more. `isinstance` and `issubclass`
