@@ -118,7 +118,7 @@ class Requester(Pattern):
     def sent(self, peer: Peer, now: int = 0) -> None:
         self.turn.asks(peer, self._next, now)
         if peer not in self.peers:  # it disconnected after the write
-            self.turn.fails(peer, Broken("the peer disconnected before it could reply"))
+            self.fail(peer, Broken("the peer disconnected before it could reply"))
 
     def expect(self) -> None:
         if not self.waiting:

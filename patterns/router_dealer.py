@@ -140,9 +140,10 @@ class Router(Pattern):
 
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
         if len(frames) < 2:
-            raise UsageError(
+            return self.malformed(
+                frames,
                 "a ROUTER's message begins with the identity of the peer",
-                hint="send_multipart([identity, ...])",
+                "send_multipart([identity, ...])",
             )
         found = self.addressee(frames[0][4])
         if found is None:
@@ -150,20 +151,30 @@ class Router(Pattern):
             return None, frames
         peer, kind = found
         if kind is SocketType.REQ:
-            return peer, self._answer(peer, frames[1:])
+            answer = self._answer(peer, frames[1:])
+            if answer is None:
+                return self.malformed(
+                    frames,
+                    "an answer to a REQ needs the empty part after its identity",
+                    'send_multipart([identity, b"", ...]), as the request was received',
+                )
+            return peer, answer
         return peer, frames[1:]
 
-    def _answer(self, peer: Peer, frames: Sequence[OutFrame]) -> Sequence[OutFrame]:
-        """Converts the envelope that `admit` made back into the header's number."""
+    def malformed(
+        self, frames: Sequence[OutFrame], what: str, hint: str
+    ) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
+        """Handles a message that cannot have a receiver: raises UsageError."""
+        raise UsageError(what, hint=hint)
+
+    def _answer(self, peer: Peer, frames: Sequence[OutFrame]) -> Sequence[OutFrame] | None:
+        """Converts the envelope that `admit` made back into the header's number. None: it is not complete."""
         number = self._requests.get(peer, 0)
         if len(frames) > 2 and len(frames[0][4]) == _NUMBER.size and not len(frames[1][4]):
             (number,) = _NUMBER.unpack(bytes(frames[0][4]))
             frames = frames[1:]
         if len(frames) < 2 or len(frames[0][4]):
-            raise UsageError(
-                "an answer to a REQ needs the empty part after its identity",
-                hint='send_multipart([identity, b"", ...]), as the request was received',
-            )
+            return None
         return [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames[1:]]
 
 

@@ -36,9 +36,9 @@ def test_a_context_serves_its_own_numbers():
         publisher = context.socket(transfer.PUB)
         publisher.bind("tcp://127.0.0.1:0")
         publisher.send(b"x")
-        numbers = scrape(context._metrics.port)
+        numbers = scrape(context._transfer_metrics.port)
         assert numbers['transfer_drops_total{reason="no_peer",socket="PUB"}'] == 1
-        port = context._metrics.port
+        port = context._transfer_metrics.port
         publisher.close()
     with pytest.raises(OSError, match="refused"):
         scrape(port)
@@ -48,7 +48,7 @@ def test_the_port_that_was_taken_is_known(caplog):
     caplog.set_level("INFO", "transfer")
     with transfer.Context(metrics_port=0) as context:
         port = context.metrics_port
-        assert port == context._metrics.port > 0
+        assert port == context._transfer_metrics.port > 0
         assert [record.getMessage() for record in caplog.records] == [
             f"serving metrics at port {port} of 127.0.0.1"
         ]
@@ -59,7 +59,7 @@ def test_the_port_that_was_taken_is_known(caplog):
 def test_a_port_in_use_is_a_clear_error():
     with transfer.Context(metrics_port="127.0.0.1:0") as context:
         with pytest.raises(AddressInUse, match="metrics_port"):
-            transfer.Context(metrics_port=f"127.0.0.1:{context._metrics.port}")
+            transfer.Context(metrics_port=f"127.0.0.1:{context._transfer_metrics.port}")
 
 
 @pytest.mark.parametrize("port", ["", "host:", "127.0.0.1:many", "127.0.0.1:70000", 70000, -1, 1.5, True])
@@ -104,7 +104,7 @@ req.send(b"?"); rep.recv(); rep.send(b"!"); req.recv()
 from transfer import metrics
 from transfer.metrics import prometheus
 prometheus._process_files.publish()
-print(context._metrics.port if context._metrics else "-", flush=True)
+print(context._transfer_metrics.port if context._transfer_metrics else "-", flush=True)
 sys.stdin.readline()
 for socket in (pull, push, req, rep):
     socket.close(0)
@@ -266,8 +266,8 @@ def said(port: int, data: bytes) -> bytes:
 @pytest.mark.parametrize("case", NONSENSE)
 def test_what_is_no_request_is_answered_400_and_not_logged(case, capfd, caplog):
     with transfer.Context(metrics_port="127.0.0.1:0") as context:
-        assert said(context._metrics.port, NONSENSE[case]).startswith(b"HTTP/1.0 400 ")
-        scrape(context._metrics.port)
+        assert said(context._transfer_metrics.port, NONSENSE[case]).startswith(b"HTTP/1.0 400 ")
+        scrape(context._transfer_metrics.port)
     assert capfd.readouterr().err == ""
     assert not caplog.records
 
@@ -275,7 +275,7 @@ def test_what_is_no_request_is_answered_400_and_not_logged(case, capfd, caplog):
 def test_an_accept_that_cannot_be_read_is_left_out(capfd, caplog):
     with transfer.Context(metrics_port="127.0.0.1:0") as context:
         asked = b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=x\r\n\r\n"
-        answer = said(context._metrics.port, asked)
+        answer = said(context._transfer_metrics.port, asked)
     assert answer.startswith(b"HTTP/1.0 200 ")
     assert b"transfer_messages_sent" in answer
     assert capfd.readouterr().err == ""
@@ -289,6 +289,8 @@ def test_numbers_that_cannot_be_read_are_an_error_that_is_logged_once(capfd, cap
     monkeypatch.setattr(metrics, "make_wsgi_app", lambda registry: fails)
     with transfer.Context(metrics_port="127.0.0.1:0") as context:
         for _ in range(3):
-            assert said(context._metrics.port, b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500 ")
+            assert said(context._transfer_metrics.port, b"GET / HTTP/1.1\r\n\r\n").startswith(
+                b"HTTP/1.0 500 "
+            )
     assert capfd.readouterr().err == ""
     assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -50,7 +50,7 @@ def scrape(port, authority, issued=None, **headers):
 
 def test_a_certificate_or_the_token_is_asked_for(authority, security):
     with transfer.Context(metrics_port="0.0.0.0:0", security=security) as context:
-        port = context._metrics.port
+        port = context._transfer_metrics.port
         status, text = scrape(port, authority, authority.issue("asks"))
         assert status == 200 and b"transfer_core_info" in text
         assert scrape(port, authority, Authorization=f"Bearer {TOKEN}")[0] == 200
@@ -64,7 +64,7 @@ def test_a_certificate_or_the_token_is_asked_for(authority, security):
 
 def test_many_unfinished_connections_block_nobody(authority, security):
     with transfer.Context(metrics_port=0, security=security) as context:
-        port = context._metrics.port
+        port = context._transfer_metrics.port
         unfinished = [socket.create_connection((HERE, port), 20) for _ in range(100)]
         try:
             for connection in unfinished:
@@ -81,7 +81,7 @@ def test_a_new_certificate_is_shown_without_a_restart(authority, security):
         return ssl.get_server_certificate((HERE, port), ca_certs=authority.path, timeout=20)
 
     with transfer.Context(metrics_port=0, security=security) as context:
-        port = context._metrics.port
+        port = context._transfer_metrics.port
         before = shown(port)
         authority.issue("served")
         deadline = time.monotonic() + 20
@@ -102,7 +102,7 @@ def test_other_machines_are_not_answered_without_certificates(security, why):
         transfer.Context(metrics_port="0.0.0.0:0", security=security)
     assert "TRANSFER_UNAUTHENTICATED=allow" in caught.value.hint
     with transfer.Context(metrics_port="0.0.0.0:0", security=Security(unauthenticated=True)) as context:
-        url = f"http://{HERE}:{context._metrics.port}/metrics"
+        url = f"http://{HERE}:{context._transfer_metrics.port}/metrics"
         with urllib.request.urlopen(url, timeout=20) as answer:
             assert answer.status == 200
 
@@ -129,7 +129,7 @@ def test_other_users_of_this_machine_are_not_answered_without_the_token(authorit
 
 def test_a_number_alone_is_for_this_machine():
     with transfer.Context(metrics_port=0) as context:
-        assert context._metrics._http.server_address[0] == HERE
+        assert context._transfer_metrics._http.server_address[0] == HERE
 
 
 # -- clients that show neither a certificate nor the token -------------------------------------------------

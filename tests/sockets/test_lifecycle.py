@@ -356,7 +356,7 @@ def test_a_child_reads_and_changes_nothing_of_its_parents(context):
     begun, done = threading.Event(), threading.Event()
 
     def holds():
-        with context._lock, one._links.state.lock, pub._links.state.lock:
+        with context._transfer_lock, one._links.state.lock, pub._links.state.lock:
             begun.set()
             done.wait(30)
 

@@ -386,7 +386,7 @@ def test_what_is_queued_and_goes_nowhere_is_said_without_a_call(unserved, lines)
 def test_asyncio_of_the_other_surface(unserved, lines):
     async def wait() -> None:
         with zmq_asyncio.Context() as context, context.socket(zmq.PULL) as pull:
-            pull._long_wait = SOON
+            pull._transfer_socket._long_wait = SOON
             pull.rcvtimeo = 10 * SOON
             pull.connect(unserved)
             with pytest.raises(zmq.Again):

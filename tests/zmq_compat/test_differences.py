@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import importlib
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.timeout(30)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -57,6 +59,23 @@ def test_disconnect_of_a_bound_endpoint(zmq, ctx, ours):
 
 def test_binding_to_every_interface(zmq, plain, ours):
     assert accepted(zmq, lambda: plain.bind("tcp://*:*")) != ours
+    if ours:
+        with pytest.raises(zmq.ZMQError, match="TRANSFER_UNAUTHENTICATED=allow"):
+            plain.bind("tcp://*:*")
+
+
+def test_one_variable_gives_the_bind_of_zeromq(zmq, monkeypatch):
+    monkeypatch.setenv("TRANSFER_UNAUTHENTICATED", "allow")
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.bind("tcp://*:*")
+        assert pull.last_endpoint.startswith(b"tcp://0.0.0.0:")
+
+
+def test_the_page_begins_with_what_every_program_meets(ours):
+    if not ours:
+        pytest.skip("the page is about ours")
+    begin = (ROOT / "docs/zmq-compat.md").read_text().partition("```")[0]
+    assert all(word in begin for word in ("Both ends must", "`TRANSFER_UNAUTHENTICATED=allow`", "ZMTP"))
 
 
 @pytest.mark.parametrize("port", [0, 99_999])

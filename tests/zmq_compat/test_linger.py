@@ -59,7 +59,7 @@ def test_all_is_delivered_when_the_peer_comes_and_nothing_stays(context):
 def test_the_thread_sleeps_while_nothing_happens(context):
     """It looked 20 times a second for each of them; now nothing wakes it but a peer or a deadline."""
     closed_with_something_unsent(context, f"tcp://127.0.0.1:{free_port()}")
-    linger, looks = context._lingering, []
+    linger, looks = context._transfer_lingering, []
     for pending in list(linger._all):
         pending.check = lambda check=pending.check: looks.append(1) or check()
     assert not lingering()[0].join(1.0)
@@ -103,7 +103,7 @@ def test_each_linger_ends_by_itself(context):
         push.close(linger)
     (thread,) = lingering()
     thread.join(20)
-    assert not thread.is_alive() and not context._lingering._all
+    assert not thread.is_alive() and not context._transfer_lingering._all
 
 
 def test_another_one_tries_when_the_one_that_tried_gave_up(context):
@@ -113,8 +113,8 @@ def test_another_one_tries_when_the_one_that_tried_gave_up(context):
     push.send(b"given up")
     push.close(300)
     closed_with_something_unsent(context, endpoint, 3)
-    first = next(pending for pending in context._lingering._all if pending.tries)
-    while first in context._lingering._all:
+    first = next(pending for pending in context._transfer_lingering._all if pending.tries)
+    while first in context._transfer_lingering._all:
         lingering()[0].join(0.05)
     pull = context.socket(transfer.zmq.PULL)
     pull.rcvtimeo = 20_000

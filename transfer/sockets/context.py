@@ -75,10 +75,10 @@ class Context:
         SecurityError: the certificates or tokens cannot be used.
     """
 
-    _instances: ClassVar[dict[type, Any]] = {}
+    _transfer_instances: ClassVar[dict[type, Any]] = {}
     _instance_lock: ClassVar[Any] = threading.Lock()
 
-    _complete = False
+    _transfer_complete = False
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Context:
         config.exit_linger()  # a wrong value raises here and not at exit
         config.pinned_limit()
         self.credentials = Credentials(read_security() if security is None else security, core)
-        self._offer: Offer | None = None
+        self._transfer_offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; the context closes it
         self.shared: dict[str, Any] = {}
         #: of these what tensors are made in: empty without `empty`
@@ -124,25 +124,25 @@ class Context:
         self.tally = Tally()
         self.closed = False
         self.forked = False
-        self._started = False
-        self._lock = threading.RLock()
-        self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
-        self._logged: set[str] = set()
-        self._metrics: Any = None
-        self._registered: set[Registration] = set()
+        self._transfer_started = False
+        self._transfer_lock = threading.RLock()
+        self._transfer_sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
+        self._transfer_logged: set[str] = set()
+        self._transfer_metrics: Any = None
+        self._transfer_registered: set[Registration] = set()
         _live.add(self)
         _set_hooks()
         if metrics_port is not None or registry is not None:
             with undivided(), comes_with("metrics", "a context with metrics"):
                 from transfer.metrics import prometheus as metrics
 
-            self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
-        self._complete = True
+            self._transfer_metrics = metrics.serve(self, port=metrics_port, registry=registry)
+        self._transfer_complete = True
 
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if self._complete and name[:1] != "_":
+            if self._transfer_complete and name[:1] != "_":
                 check_name(self, name)
             super().__setattr__(name, value)
 
@@ -154,17 +154,17 @@ class Context:
             io_threads: ignored; present for pyzmq.
         """
         with undivided(), Context._instance_lock:
-            found: Self | None = Context._instances.get(cls)
+            found: Self | None = Context._transfer_instances.get(cls)
             if found is None or found.closed or found.forked:
-                found = Context._instances[cls] = cls(io_threads)
+                found = Context._transfer_instances[cls] = cls(io_threads)
             return found
 
     @property
     def offer(self) -> Offer:
         """The transports that peers are offered, detected at the first connection: it probes the hardware."""
-        if self._offer is None:
-            self._offer = offer(self.transport_config, self.credentials.security.encrypt)
-        return self._offer
+        if self._transfer_offer is None:
+            self._transfer_offer = offer(self.transport_config, self.credentials.security.encrypt)
+        return self._transfer_offer
 
     # -- sockets -------------------------------------------------------------------------------
 
@@ -225,16 +225,16 @@ class Context:
             from transfer.tensors.empty import empty
 
         self.check()
-        return empty(self._allocate_shared, shape, dtype, like)
+        return empty(self._transfer_allocate_shared, shape, dtype, like)
 
-    def _allocate_shared(self, nbytes: int) -> Any:
+    def _transfer_allocate_shared(self, nbytes: int) -> Any:
         # Also where no peer may share it: `send_tensor` must return a tracker whatever the variables are.
         if not nbytes or not hasattr(os, "memfd_create"):
             return self.pool.lease(nbytes)
         with undivided():
             from transfer.transports.shm.blocks import NAME, Blocks
 
-        with self._lock:
+        with self._transfer_lock:
             blocks = self.shared.get(NAME)
             if blocks is None:
                 blocks = self.shared[NAME] = self.lent[NAME] = Blocks(self.core)
@@ -262,7 +262,7 @@ class Context:
 
         self.check()
         made = register(self, tensor)
-        self._registered.add(made)
+        self._transfer_registered.add(made)
         if self.closed:  # another thread closed the context
             made.close()
         return made
@@ -275,22 +275,22 @@ class Context:
     @property
     def metrics_port(self) -> int | None:
         """The port of the metrics, also where `metrics_port` was 0; None: they are not served."""
-        return None if self._metrics is None else self._metrics.port
+        return None if self._transfer_metrics is None else self._transfer_metrics.port
 
     @property
     def sockets(self) -> list[Socket]:
         """The open sockets; in a forked child none, since they belong to the parent."""
         if self.forked:  # before the lock, which a thread of the parent may hold for ever
             return []
-        with self._lock:
-            return [socket for socket in self._sockets if not socket.closed]
+        with self._transfer_lock:
+            return [socket for socket in self._transfer_sockets if not socket.closed]
 
     def start(self) -> None:
         """Makes the reactor serve the flusher. Sockets call it before the first bind or connect."""
-        with self._lock:
+        with self._transfer_lock:
             self.check()
-            if not self._started:
-                self._started = True
+            if not self._transfer_started:
+                self._transfer_started = True
                 # No reference to this context: an object that the reactor's thread refers to is never freed.
                 self.reactor.register(self.flusher.fileno(), READABLE, partial(_reap, self.flusher))
 
@@ -306,10 +306,10 @@ class Context:
 
     def log_once(self, text: str) -> None:
         """Logs a warning, once for each text."""
-        with self._lock:
-            if text in self._logged:
+        with self._transfer_lock:
+            if text in self._transfer_logged:
                 return
-            self._logged.add(text)
+            self._transfer_logged.add(text)
         logger.warning(text)
 
     # -- the end -------------------------------------------------------------------------------
@@ -336,29 +336,29 @@ class Context:
         linger = linger_of(linger)
         if self.forked:
             return 0
-        with self._lock:
+        with self._transfer_lock:
             if self.closed:
                 return 0
-            sockets = [socket for socket in self._sockets if not socket.closed]
+            sockets = [socket for socket in self._transfer_sockets if not socket.closed]
             self.closed = True
         try:
-            return self._close_all(sockets, linger)
+            return self._transfer_close_all(sockets, linger)
         except BaseException:  # Ctrl-C: the others do not wait
-            uninterrupted(partial(self._close_all, sockets, 0), 0)
+            uninterrupted(partial(self._transfer_close_all, sockets, 0), 0)
             raise
         finally:
-            self._end_parts()
+            self._transfer_end_parts()
 
-    def _end_parts(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._started:
+    def _transfer_end_parts(self) -> None:
+        if self._transfer_metrics is not None:
+            self._transfer_metrics.close()
+        if self._transfer_started:
             try:
                 self.reactor.unregister(self.flusher.fileno())
             except (OSError, ValueError):
                 logger.debug("the flusher was closed before its context")
         self.reactor.close()
-        for registration in list(self._registered):
+        for registration in list(self._transfer_registered):
             registration.close()
         for kept in self.shared.values():
             kept.close()
@@ -368,7 +368,7 @@ class Context:
         _live.discard(self)
 
     @staticmethod
-    def _close_all(sockets: list[Socket], linger: float | None) -> int:
+    def _transfer_close_all(sockets: list[Socket], linger: float | None) -> int:
         """Closes them within the longest of their lingers, not the sum."""
         begin = time.monotonic()
         unsent = 0
@@ -403,10 +403,10 @@ class Context:
 
         return dump_context(self)
 
-    def _add(self, socket: Socket) -> None:
-        with self._lock:
+    def _transfer_add(self, socket: Socket) -> None:
+        with self._transfer_lock:
             self.check()
-            self._sockets.add(socket)
+            self._transfer_sockets.add(socket)
 
 
 def _reap(flusher: Any, events: int) -> None:
@@ -473,7 +473,7 @@ def _after_fork() -> None:
     for context in list(_live):
         context.forked = True
         _inherited.append(context)
-        for socket in list(context._sockets):
+        for socket in list(context._transfer_sockets):
             socket._forked()
             _inherited.append(socket)
     _live.clear()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def dump_context(context: Context) -> dict[str, Any]:
     """What `json.dumps` takes: see `Context.dump`."""
     core = context.core
-    offer = context._offer  # not `offer`, which would look at the hardware
+    offer = context._transfer_offer  # not `offer`, which would look at the hardware
     return {
         "process": os.getpid(),
         "core": getattr(

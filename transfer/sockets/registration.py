@@ -55,7 +55,7 @@ class Registration:
         self.closed = True
         wish, self._wish = self._wish, None
         self._held = None
-        self._context._registered.discard(self)
+        self._context._transfer_registered.discard(self)
         if wish is not None:
             wish.close()
 

@@ -143,7 +143,7 @@ class Socket(Base):
         if self._requester is not None and defaults.reply_timeout >= 0:
             self.receive_timeout = defaults.reply_timeout
         self._update_fast_paths()
-        context._add(self)
+        context._transfer_add(self)
         self._complete = True
 
     # -- options -------------------------------------------------------------------------------------

@@ -8,17 +8,21 @@ too: the wire protocol is a different one. Missing functions raise `NotSupported
 
 _support         every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md
 asyncio          zmq.asyncio over `transfer`: blocking methods return futures of the running loop
+byte_limit       the option `sndhwm_bytes` of pyzmq's sockets: only SNDHWM makes them drop messages
 constants        pyzmq's constants: every member of an enumeration of `enums`
 context          pyzmq's Context over `transfer`
 decorators       decorators that make a context or a socket for each call, and close it afterwards
+derived          classes that a program derives from `zmq.Socket`: objects in front of a plain socket
 endpoints        endpoints and monitors of a socket, with pyzmq's errors
 enums            pyzmq's enumerations, with its names and numbers, whether their function is supported or not
 error            pyzmq's exceptions
 frame            one part of a message, received without a copy or made to be sent
 linger           sends the queued messages of a closed socket in the background
+metaclass        the metaclass of `zmq.Socket`: classes that a program derives have another base
 missing          functions of pyzmq that cannot work here: each raises the reason
 monitor          converts monitor events to the messages that libzmq's monitors send through a PAIR socket
 options          the support of each socket option of pyzmq: forwarded, stored without effect, or refused
+patterns         REQ and ROUTER as libzmq's: lost peers and malformed messages raise no errors
 payload          what a program gives to send or to receive into, checked as pyzmq does
 pending_futures  the futures of one socket, which are tried again when the socket may be ready
 poll             Poller, select and zmq_poll: waiting for several sockets and descriptors

@@ -21,35 +21,32 @@ from transfer.constants import DONTWAIT
 from transfer.sockets.poller import wait
 from transfer.transports.arguments import events_of, flags_of, milliseconds
 from transfer.transports.errors import Again, NotSupported
-from transfer.zmq import context as _context, poll as _poll, socket as _socket
+from transfer.zmq import context as _context, derived as _derived, poll as _poll, socket as _socket
 from transfer.zmq.constants import PollEvent
-from transfer.zmq.endpoints import Bound
 from transfer.zmq.pending_futures import Watch
-from transfer.zmq.serial import Serialising
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Buffer
     from transfer.zmq.frame import Frame
     from transfer.zmq.tracker import MessageTracker
 
-    # The plain socket's methods, as `__getattr__` returns them. `isinstance` says the same.
-    Plain = _socket.Socket[Future[Any]]
+    Front = _socket.Socket[Future[Any]]
 else:
-    Plain = Serialising
+    Front = _derived.DerivedSocket
 
 __all__ = ["Context", "Poller", "Socket", "ZMQEventLoop", "install"]
 
 T = TypeVar("T")
 
 
-class Socket(Plain):
+class Socket(Front):
     """A socket whose send, recv and poll return futures. All other methods are those of the plain socket.
 
     Use it from one event loop at a time. `Socket(other)` and `from_socket` make another view of the same
     socket: closing one closes both.
     """
 
-    _OWN = frozenset({"_sync_socket", "_watch"})
+    _transfer_watch: Watch
 
     def __init__(
         self,
@@ -66,8 +63,8 @@ class Socket(Plain):
             sync = _socket.Socket.shadow(_from_socket)
         else:
             sync = _socket.Socket(context, socket_type, **kwargs)
-        self._sync_socket = sync
-        self._watch: Watch = sync.__dict__.setdefault("_async_watch", Watch(sync))
+        _derived.attach(self, sync, _from_socket is not None)
+        self._transfer_watch = sync.__dict__.setdefault("_async_watch", Watch(sync))
 
     @classmethod
     def from_socket(cls, socket: _socket.Socket[Any], io_loop: Any = None) -> Self:
@@ -79,42 +76,13 @@ class Socket(Plain):
         """The same as `from_socket`."""
         return cls(_from_socket=address)
 
-    if not TYPE_CHECKING:  # a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._sync_socket, name)
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name in self._OWN:
-                object.__setattr__(self, name, value)
-            else:
-                setattr(self._sync_socket, name, value)
-
     def __copy__(self, memo: Any = None) -> Self:
         return type(self)(_from_socket=self)
 
     __deepcopy__ = __copy__
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        return repr(self._sync_socket).replace("zmq.Socket", "zmq.asyncio.Socket", 1)
-
-    def bind(self, addr: str) -> Bound[Self]:
-        """Binds, as the plain socket."""
-        return Bound(self, "bind", self._sync_socket.bind(addr).addr)
-
-    def connect(self, addr: str) -> Bound[Self]:
-        """Connects, as the plain socket."""
-        return Bound(self, "connect", self._sync_socket.connect(addr).addr)
-
-    def close(self, linger: float | None = None) -> None:
-        """Cancels waiting calls and closes. Idempotent."""
-        self._sync_socket.close(linger)
+        return repr(self._transfer_socket).replace("zmq.Socket", "zmq.asyncio.Socket", 1)
 
     # -- futures -------------------------------------------------------------------------------
 
@@ -128,7 +96,7 @@ class Socket(Plain):
     def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> Future[Any]: ...
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future of one part."""
-        return self._receive(lambda: self._sync_socket.recv(DONTWAIT, copy), flags)
+        return self._transfer_receive(lambda: self._transfer_socket.recv(DONTWAIT, copy), flags)
 
     @overload
     def recv_multipart(
@@ -144,11 +112,13 @@ class Socket(Plain):
     def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> Future[list[Any]]: ...
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future of all parts of a message."""
-        return self._receive(lambda: self._sync_socket.recv_multipart(DONTWAIT, copy), flags)
+        return self._transfer_receive(lambda: self._transfer_socket.recv_multipart(DONTWAIT, copy), flags)
 
     def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Future[int]:
         """Returns a future of the length of one part, received into writable memory."""
-        return self._receive(lambda: self._sync_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags)
+        return self._transfer_receive(
+            lambda: self._transfer_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags
+        )
 
     @overload
     def send(
@@ -161,7 +131,7 @@ class Socket(Plain):
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future that is done when the socket has taken the part."""
         own = flags_of(flags) | DONTWAIT
-        return self._send(lambda: self._sync_socket.send(data, own, copy, track), flags)
+        return self._transfer_send(lambda: self._transfer_socket.send(data, own, copy, track), flags)
 
     @overload
     def send_multipart(
@@ -176,16 +146,18 @@ class Socket(Plain):
     ) -> Future[Any]:
         """Returns a future that is done when the socket has taken the message."""
         own = flags_of(flags) | DONTWAIT
-        return self._send(lambda: self._sync_socket.send_multipart(msg_parts, own, copy, track), flags)
+        return self._transfer_send(
+            lambda: self._transfer_socket.send_multipart(msg_parts, own, copy, track), flags
+        )
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Future[int]:
         """Returns a future of the ready bits; 0 after `timeout` ms."""
         if self.closed:
             raise NotSupported("the socket is closed")
         bits, limit = events_of(flags), milliseconds(timeout)
-        return self._watch.begin(
-            self._watch.pollers,
-            lambda: _found(self._sync_socket._ready_bits(bits)),
+        return self._transfer_watch.begin(
+            self._transfer_watch.pollers,
+            lambda: _found(self._transfer_socket._ready_bits(bits)),
             -1 if limit is None or limit < 0 else limit / 1000,
             lambda future: future.set_result(0),
         )
@@ -218,17 +190,20 @@ class Socket(Plain):
             self, deserialize: Callable[[list[Any]], T], flags: int = 0, copy: bool = True
         ) -> Future[T]: ...
 
-    def _receive(self, attempt: Callable[[], Any], flags: int) -> Future[Any]:
-        limit = _seconds(self._sync_socket.receive_timeout, flags_of(flags))
-        return self._watch.begin(self._watch.receivers, attempt, limit, _time_out)
+    def _transfer_receive(self, attempt: Callable[[], Any], flags: int) -> Future[Any]:
+        limit = _seconds(self._transfer_socket.receive_timeout, flags_of(flags))
+        return self._transfer_watch.begin(self._transfer_watch.receivers, attempt, limit, _time_out)
 
-    def _send(self, attempt: Callable[[], Any], flags: int) -> Future[Any]:
-        return self._watch.begin(
-            self._watch.senders, attempt, _seconds(self._sync_socket.send_timeout, flags), _time_out
+    def _transfer_send(self, attempt: Callable[[], Any], flags: int) -> Future[Any]:
+        return self._transfer_watch.begin(
+            self._transfer_watch.senders,
+            attempt,
+            _seconds(self._transfer_socket.send_timeout, flags),
+            _time_out,
         )
 
     def _deserialize(self, recvd: Any, load: Callable[[Any], Any]) -> Any:
-        return self._watch.amend(recvd, load)
+        return self._transfer_watch.amend(recvd, load)
 
 
 def _seconds(timeout: int, flags: int) -> float:
@@ -256,12 +231,14 @@ class Poller(_poll.Poller):
         future: Future[Any] = asyncio.get_running_loop().create_future()
         ready = wait(entries, 0)
         if ready or timeout == 0:
-            future.set_result(ready)
+            future.set_result(_derived.as_given(ready, self.sockets))
             return future
-        return asyncio.ensure_future(_first_ready(entries, timeout))
+        return asyncio.ensure_future(_first_ready(entries, timeout, list(self.sockets)))
 
 
-async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
+async def _first_ready(
+    entries: list[tuple[Any, int]], timeout: float | None, given: list[tuple[Any, int]]
+) -> list[tuple[Any, int]]:
     """Waits for any of the entries; stops watching them at the end."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
@@ -286,7 +263,7 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
                 loop.add_writer(copies[-1], wake)
         limit = None if timeout is None or timeout < 0 else timeout / 1000
         await asyncio.wait({ready}, timeout=limit)
-        return wait(entries, 0)
+        return _derived.as_given(wait(entries, 0), given)
     finally:
         for view in views:
             view.cancel()

@@ -20,6 +20,7 @@ from transfer.transports.arguments import linger_of, whole
 from transfer.transports.errors import ArgumentError, OptionOverflow
 from transfer.transports.forking import undivided
 from transfer.zmq.constants import ContextOption, Errno, SocketOption
+from transfer.zmq.derived import close_front, declares
 from transfer.zmq.error import ZMQError
 from transfer.zmq.linger import Linger
 from transfer.zmq.socket import Socket
@@ -55,21 +56,22 @@ _OPTIONS = {
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class Context(Base, Generic[SocketT]):
-    """Makes sockets. Thread-safe.
+class ContextState(Base):
+    """The state of a Context: a class, since programs call `super(zmq.Context, self).__init__()`."""
 
-    io_threads: stored and ignored. shadow (also as first argument): another context of this package; both
-    then share all state, and only the class of new sockets differs.
-    """
-
-    __slots__ = ("_has_ended", "_is_shadow")
+    __slots__ = ("_transfer_has_ended", "_transfer_names", "_transfer_original")
 
     sockopts: dict[int, Any]
+    #: the context whose state a shadow has; None: it is no shadow
+    _transfer_original: Context[Any] | None
+    #: names of the state; all others are attributes of one object, as a program's class sets them
+    _transfer_names: frozenset[str]
 
-    _instance: Any = None
-    _instance_pid = 0
-    _instance_lock = threading.Lock()
-    _socket_class: Any = Socket  # pyzmq's attribute is a class, that of `transfer` a method
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        object.__setattr__(made, "_transfer_original", None)
+        object.__setattr__(made, "_transfer_names", frozenset())
+        return made
 
     def __init__(self, io_threads: int | Context[Any] = 1, shadow: Context[Any] | int | None = None) -> None:
         if isinstance(io_threads, Context):
@@ -81,23 +83,38 @@ class Context(Base, Generic[SocketT]):
             if not isinstance(shadow, Context):
                 raise ZMQError(Errno.EINVAL, "only contexts of this package can be shadowed")
             # All state is shared, also later changes: a shadow is the same context.
-            object.__setattr__(self, "__dict__", shadow.__dict__)
-            object.__setattr__(self, "_is_shadow", True)
+            object.__setattr__(self, "_transfer_original", shadow._transfer_original or shadow)
             return
-        object.__setattr__(self, "_is_shadow", False)
+        before = self.__dict__.keys() | ()
         super().__init__(defaults=PYZMQ)
-        self._options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
-        self._lingering = Linger()
-        self._warns = False
-        self._ending = False
+        self._transfer_options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
+        self._transfer_lingering = Linger()
+        self._transfer_warns = False
+        self._transfer_ending = False
         self.__dict__["sockopts"] = {}
+        object.__setattr__(self, "_transfer_names", frozenset(self.__dict__.keys() - before))
+
+
+class Context(ContextState, Generic[SocketT]):
+    """Makes sockets. Thread-safe.
+
+    io_threads: stored and ignored. shadow (also as first argument): another context of this package; both
+    then share all state, and only the class of new sockets differs.
+    """
+
+    _instance: Any = None
+    _instance_pid = 0
+    _instance_lock = threading.Lock()
+    _socket_class: Any = Socket  # pyzmq's attribute is a class, that of `transfer` a method
 
     @classmethod
     def instance(cls, io_threads: int = 1) -> Self:
-        """Returns the context that all parts of a program share; one for each class, a new one after
-        `term` or fork."""
+        """Returns the context that all parts of a program share; a new one after `term` or fork.
+
+        As in pyzmq, a class without a context of its own has that of the class above it, if there is one.
+        """
         with undivided(), Context._instance_lock:
-            found = cls.__dict__.get("_instance")
+            found = cls._instance
             if found is None or found.closed or cls._instance_pid != os.getpid():
                 cls._instance = found = cls(io_threads=io_threads)
                 cls._instance_pid = os.getpid()
@@ -117,8 +134,9 @@ class Context(Base, Generic[SocketT]):
     @property
     def underlying(self) -> int:
         """A number for this context, which `shadow` accepts. There is no libzmq behind it."""
-        _by_address[id(self.__dict__)] = self
-        return id(self.__dict__)
+        owner = self._transfer_original or self
+        _by_address[id(owner)] = owner
+        return id(owner)
 
     # -- sockets -------------------------------------------------------------------------------
 
@@ -134,17 +152,17 @@ class Context(Base, Generic[SocketT]):
         """Makes a socket of this type, with the defaults that are set on the context."""
         if self.closed:
             # As in pyzmq: the program that terminated it gets ENOTSUP; else there is no such context.
-            known = getattr(self, "_has_ended", False)
+            known = getattr(self, "_transfer_has_ended", False)
             raise ZMQError(Errno.ENOTSUP if known else Errno.EFAULT, "the context is terminated")
         made = (socket_class or self._socket_class)(self, socket_type, **kwargs)
         try:
-            self._set_defaults(made)
+            self._transfer_set_defaults(made)
         except BaseException:
             made.close(0)
             raise
         return made
 
-    def _set_defaults(self, made: Any) -> None:
+    def _transfer_set_defaults(self, made: Any) -> None:
         for option, value in self.sockopts.items():
             try:
                 made.setsockopt(option, value)
@@ -169,37 +187,43 @@ class Context(Base, Generic[SocketT]):
             known = ContextOption(option)
         except ValueError:
             raise ZMQError(Errno.EINVAL, f"there is no context option {option!r}") from None
-        self._options[known] = whole(optval, known.name, -1, 2**31 - 1)
+        self._transfer_options[known] = whole(optval, known.name, -1, 2**31 - 1)
 
     def get(self, option: int) -> int:
         """Returns an option of the context. Raises ZMQError (EINVAL)."""
         try:
-            return self._options[ContextOption(option)]
+            return self._transfer_options[ContextOption(option)]
         except (KeyError, ValueError):
             raise ZMQError(Errno.EINVAL, f"the context option {option!r} cannot be read") from None
 
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
-            upper = name.upper()
-            if upper in SocketOption.__members__:
+            upper, original = name.upper(), self._transfer_original
+            if original is not None and name in original._transfer_names:
+                object.__setattr__(original, name, value)
+            elif name[:1] == "_" or name in self.__dict__ or declares(self, name):
+                object.__setattr__(self, name, value)
+            elif upper in SocketOption.__members__:
                 self.sockopts[SocketOption[upper]] = value
             elif upper in ContextOption.__members__:
                 self.set(ContextOption[upper], value)
-            elif name in self.__dict__ or "sockopts" not in self.__dict__ or hasattr(type(self), name):
+            elif original is None and "sockopts" not in self.__dict__:
                 super().__setattr__(name, value)
             else:
                 options = [*SocketOption.__members__, *ContextOption.__members__]
                 raise no_such(self, name, (option.lower() for option in options))
 
         def __getattr__(self, name: str) -> Any:
-            upper = name.upper()
+            upper, original = name.upper(), self._transfer_original
+            if original is not None and name in original._transfer_names:
+                return original.__dict__[name]
             if upper in ContextOption.__members__:
                 try:
                     return self.get(ContextOption[upper])
                 except ZMQError as error:
                     raise AttributeError(str(error)) from None
-            options = self.__dict__.get("sockopts", {})
+            options = (original or self).__dict__.get("sockopts", {})
             option = SocketOption.__members__.get(upper)
             if option is None or option not in options:
                 raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
@@ -224,41 +248,46 @@ class Context(Base, Generic[SocketT]):
 
         Open sockets are closed, where libzmq would wait for their owners to do so.
         """
-        self._end(None)
+        self._transfer_end(None, Socket.close)
 
     def destroy(self, linger: float | None = None) -> int:
         """Closes all sockets, with this linger (ms) if given, and ends the context.
 
         The linger also applies to sockets that were closed before, so that the time is bounded.
         """
-        return self._end(linger)
+        return self._transfer_end(linger, close_front)
 
-    def _end(self, linger: float | None) -> int:
+    def _transfer_end(self, linger: float | None, close: Callable[[Socket[Any], float | None], None]) -> int:
         linger = linger_of(linger)
-        object.__setattr__(self, "_has_ended", True)
-        with self._lock:
-            if self._ending or self.forked:
+        object.__setattr__(self, "_transfer_has_ended", True)
+        with self._transfer_lock:
+            if self._transfer_ending or self.forked:
                 return 0
-            self._ending = True
+            self._transfer_ending = True
         try:
             for sock in self.sockets:
                 if isinstance(sock, Socket):
-                    if self._warns:
+                    if self._transfer_warns:
                         warnings.warn(f"unclosed {sock!r}", ResourceWarning, stacklevel=3, source=sock)
-                    sock.close(linger)
-            self._lingering.settle(linger)
+                    close(sock, linger)
+            self._transfer_lingering.settle(linger)
         except BaseException:  # Ctrl-C: the caller may call it again, as with libzmq
-            self._ending = False
+            self._transfer_ending = False
             raise
         return super().destroy(0)
 
     def __exit__(self, *exc: object) -> None:
-        self._warns = True
-        self._end(None)
+        self._transfer_warns = True
+        self.destroy()
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_shadow", True) and "sockopts" in self.__dict__:
-            super().__del__()
+        if (
+            self._transfer_original is None
+            and "sockopts" in self.__dict__
+            and not self.closed
+            and not self.forked
+        ):
+            self._transfer_end(0, Socket.close)
 
     def __repr__(self) -> str:
         count = len(self.sockets)

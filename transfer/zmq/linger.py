@@ -50,7 +50,7 @@ def hand_over(sock: Any, make: Any) -> None:
     """Closes `sock` and lets a successor of the class `make` send the rest."""
     context = sock.context
     successor = make(context, sock._pattern.socket_type)
-    successor._values.update(sock._values)
+    successor._values.update(sock._values, sndhwm_bytes=sock.sndhwm_bytes)
     links, streams = sock._links, sock._streams()
     for stream in streams:
         sock._detach(stream)
@@ -63,7 +63,7 @@ def hand_over(sock: Any, make: Any) -> None:
     for stream in streams:
         successor._attach(stream, links.state.sends, links.state.receives)
     successor._update_fast_paths()
-    context._lingering.take(successor)
+    context._transfer_lingering.take(successor)
 
 
 class Linger:

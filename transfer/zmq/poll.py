@@ -9,6 +9,7 @@ from transfer.transports.arguments import events_of, milliseconds, seconds, sequ
 from transfer.transports.core import poll_sockets
 from transfer.transports.errors import ArgumentError
 from transfer.zmq.constants import PollEvent
+from transfer.zmq.derived import as_given, plain_socket
 
 __all__ = ["Poller", "select", "zmq_poll"]
 
@@ -37,11 +38,13 @@ def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list
     except (TypeError, ValueError):
         raise wrong("sockets", sockets, "a list of (socket, flags)") from None
     limit = milliseconds(timeout)
-    return wait(entries, limit if entries else 0)  # as in pyzmq: an empty list returns at once
+    ready = wait(entries, limit if entries else 0)  # as in pyzmq: an empty list returns at once
+    return as_given(ready, sockets)
 
 
 def _known(thing: Any) -> Any:
-    """Returns a socket unchanged, any other object as its descriptor."""
+    """Returns the plain socket, of any other object its descriptor."""
+    thing = plain_socket(thing)
     if isinstance(thing, int) or hasattr(thing, "_ready_bits"):
         return thing
     return descriptor(thing)

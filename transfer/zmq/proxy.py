@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import Again, NotSupported, StateError
 from transfer.zmq.constants import DeviceType, PollEvent, SocketType
+from transfer.zmq.derived import plain_socket
 from transfer.zmq.poll import Poller
 
 if TYPE_CHECKING:
@@ -89,8 +90,10 @@ def _run(frontend: Any, backend: Any, capture: Any, control: Any) -> None:
         if not hasattr(sock, "recv_frames"):
             raise wrong("what a proxy joins", sock, "sockets of one context of transfer.zmq")
     for sock in (frontend, backend):
-        if hasattr(sock, "_sync_socket") or iscoroutinefunction(sock.recv):
+        if hasattr(sock, "_transfer_watch") or iscoroutinefunction(sock.recv):
             raise NotSupported("a proxy blocks: give it sockets of a plain Context")
+    # As in libzmq, methods of subclasses are not called.
+    frontend, backend, capture, control = map(plain_socket, (frontend, backend, capture, control))
     flows = [flow for flow in (_Flow(frontend, backend), _Flow(backend, frontend)) if flow.possible]
     if not flows:
         raise StateError("neither socket could send what the other receives")

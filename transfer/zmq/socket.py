@@ -35,13 +35,16 @@ from transfer.transports.errors import (
     UsageError,
 )
 from transfer.zmq import endpoints
+from transfer.zmq.byte_limit import ByteLimit
 from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
 from transfer.zmq.endpoints import Base, Bound
 from transfer.zmq.error import ZMQError
 from transfer.zmq.frame import Frame
 from transfer.zmq.linger import hand_over, has_unsent
+from transfer.zmq.metaclass import SocketMetaclass
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.options import Effect, Rule, checked as checked_option, refuse, rule
+from transfer.zmq.patterns import ZMQ_PATTERNS
 from transfer.zmq.payload import check_parts, checked_part, payload_of, room_in, size_of
 from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import add_attributes, our_type
@@ -66,28 +69,17 @@ __all__ = ["Socket", "SyncSocket"]
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class _SocketMeta(type):
-    """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
-
-    if not TYPE_CHECKING:  # a type checker would not know what it returns
-
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            given = kwargs.get("shadow") or (args[0] if args else None)
-            if kwargs.get("shadow") or isinstance(given, Socket):
-                return Socket.shadow(given)
-            return super().__call__(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
-
-
-class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
+class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
     May be used from any thread. Options are attributes in lower or upper case.
     """
 
     context: Context[Any]
+    #: the object of a derived class in front of this one: see `derived`
+    _front: weakref.ref[Any] | None = None
+    if not TYPE_CHECKING:  # a type checker has it from `Base`
+        sndhwm_bytes = ByteLimit()
 
     def __new__(
         cls, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *args: Any, **kwargs: Any
@@ -107,7 +99,9 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         self._frame_class = Frame
         self._pump: MonitorPump | None = None
         self._watcher: Self | None = None
-        super().__init__(ctx_or_socket, wire.SocketType[kind.name])
+        own_type = wire.SocketType[kind.name]
+        super().__init__(ctx_or_socket, own_type, ZMQ_PATTERNS.get(own_type))
+        self._values["sndhwm_bytes"] = None  # until the program sets it: see `byte_limit`
         if kind is SocketType.SUB:
             self._values["linger"] = PYZMQ_SUB_LINGER
         if copy_threshold is not None:
@@ -119,7 +113,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         """Returns the same socket. Addresses of libzmq's sockets raise ZMQError (EINVAL)."""
         if isinstance(address, int):
             address = _by_address.get(address)
-        same: Any = getattr(address, "_sync_socket", address)
+        same: Any = getattr(address, "_transfer_socket", address)
         if not isinstance(same, Socket):
             raise ZMQError(Errno.EINVAL, "only sockets of this package can be shadowed")
         return same  # type: ignore[return-value]  # the class that it has
@@ -134,6 +128,10 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         """A number for this socket, which `shadow` accepts. There is no libzmq behind it."""
         _by_address[id(self)] = self
         return id(self)
+
+    @property
+    def _transfer_socket(self) -> Any:  # as objects of derived classes have it
+        return self
 
     @property
     def type(self) -> SocketType:
@@ -365,7 +363,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
     def _closed_error(self) -> Closed:
         """The error of a closed socket: ETERM if its context was terminated."""
-        if self.context._ending and not self._closed_by_user:
+        if self.context._transfer_ending and not self._closed_by_user:
             return ContextTerminated("the context was terminated")
         return Base._closed_error(self)
 
@@ -524,7 +522,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         linger = linger_of(linger)
         if self.closed or self._inherited:
             return
-        self._closed_by_user = not self.context._ending
+        self._closed_by_user = not self.context._transfer_ending
         watch = self.__dict__.get("_async_watch")
         if watch is not None:
             watch.close()

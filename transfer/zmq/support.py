@@ -16,7 +16,15 @@ _HEAD = f"""\
 <!-- Written by `python -m transfer.zmq.support`; a test fails when it is out of date. -->
 
 A pyzmq program imports `transfer.zmq` instead of `zmq`, and `transfer.zmq.asyncio` instead of
-`zmq.asyncio`. This page lists all that differs then.
+`zmq.asyncio`. This page lists all that differs then. Two things first:
+
+1. **Both ends must use this project.** The wire is not ZMTP, so no peer of libzmq can be at the other end.
+   The log warns of a peer that speaks ZeroMQ's protocol.
+2. **An endpoint that other machines reach asks for security.** `bind("tcp://*:5555")` raises SecurityError
+   without certificates (`TRANSFER_TLS_CERT`, `TRANSFER_TLS_KEY`, `TRANSFER_TLS_CA`) or a token
+   (`TRANSFER_TOKEN_FILE`): [Security](security.md). `TRANSFER_UNAUTHENTICATED=allow` in the environment gives
+   ZeroMQ's behaviour: every program that reaches the port may connect. Loopback, `ipc://` and `inproc://`
+   need nothing.
 
 ```python
 import transfer.zmq as zmq
@@ -34,8 +42,7 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
 
 ## Differences
 
-* Both ends must use this project: the wire is not ZMTP. The log warns of a peer that speaks ZeroMQ's
-  protocol. Endpoints are `tcp://`, `ipc://` and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm`
+* Endpoints are `tcp://`, `ipc://` and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm`
   are missing.
 * `except zmq.ZMQError` catches every error raised on purpose, with pyzmq's `errno`; texts end with a hint.
 * An unsupported name raises `NotSupported` (a `ZMQError` with ENOTSUP) when it is used. An unsupported
@@ -49,14 +56,26 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
   `destroy` wait for that. `destroy(linger=...)` also limits the wait for sockets closed before.
 * A ROUTER refuses a second peer with an identity in use, and that peer retries (libzmq leaves it connected
   and ignores it). A peer that reconnects keeps its identity. ROUTER_HANDOVER is as in libzmq.
+* A full queue drops messages of a PUB, or of a ROUTER, by their number only (SNDHWM), as in libzmq. The
+  option `sndhwm_bytes` of `transfer` adds a limit in bytes when the program sets it. Other sockets wait, by
+  default from 64 MiB queued for a peer on, unless SNDHWM is 0.
+* `RCVHWM` has no effect, 0 neither: messages for a slow receiver wait at the sender, up to its SNDHWM. A
+  receiver cannot make a sender keep more. Where no message may be dropped, set `SNDHWM = 0` at the sender.
+* A class derived from `zmq.Socket` or `zmq.Context` may use any private name except `_transfer_*`, and its
+  `send`, `recv` and `close` are called where pyzmq calls them. An object of a class derived from Socket
+  stands in front of a plain socket, so its calls cost one Python call more. `isinstance` and `issubclass`
+  count it as a `zmq.Socket`, but its `__mro__` does not have that class.
+* What libzmq drops in silence is dropped and counted in `transfer_drops_total` ([Metrics](metrics.md)): a
+  ROUTER's message for an unknown identity or of only an identity, and the request of a REQ whose server died.
+  That REQ waits on, as in libzmq, where one of `transfer.Socket` raises Broken at once.
 * `transfer` is faster: `send` and `recv` run no Python, and `transfer.asyncio` makes no future when a call
   need not wait.
 
 | case | here | in pyzmq |
 |---|---|---|
-| a ROUTER sends only an identity | UsageError | accepts and drops it |
-| a ROUTER answers a REQ without the empty part after the identity | UsageError | accepts it; the REQ \
-drops it |
+| a ROUTER answers a REQ without the empty part after the identity | dropped and counted (`malformed` in \
+`transfer_drops_total`); the right answer may follow | the REQ drops it and ends the connection: no \
+answer can follow |
 | a message is sent part by part without room or a peer | the last part waits, or raises Again | the first \
 does |
 | `identity = b""`, `HEARTBEAT_TIMEOUT = -1` | accepted: the default | ZMQError (EINVAL) |
@@ -73,15 +92,11 @@ does |
 0 instead, mostly the standard input |
 | `disconnect` of a bound endpoint, `unbind` of a connected one | AddressError (ENOENT): only the call that \
 fits ends it | each ends either |
-| `bind` of an interface that other machines reach, such as `tcp://*:*` | SecurityError, unless TLS or a \
-token is configured, or TRANSFER_UNAUTHENTICATED=allow: [Security](security.md) | accepted |
 | `connect` to port 0 | AddressError (ENODEV): nothing can listen there | accepted, and tried for ever |
 | a port above 65535 | AddressError (EINVAL) | accepted, modulo 65536 |
 | the events of a monitor | inproc connections have them too; CONNECT_DELAYED only if the kernel connects \
 later, mostly to another machine; no CLOSED after each failed attempt | none of inproc; CONNECT_DELAYED of \
 every TCP connection |
-| the peer of a REQ ends before it replies | POLLIN, and `recv` raises Broken (ECONNRESET) at once: a lazy \
-pirate's client catches it, and tries again | no event: the client's own time-out |
 | `send` of a REP that has not received all parts of its request | it replies; the other parts are dropped | \
 ZMQError (EFSM) |
 | `send` of a non-contiguous array | BufferError; with `copy=False` below `copy_threshold` bytes sent in C \
