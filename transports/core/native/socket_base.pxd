@@ -12,7 +12,6 @@ cdef class SocketBase(Attachments):
     cdef public bint _lockstep      # the core may handle the common messages of a REQ or REP
     cdef public Turn _turn
 
-    cdef void close_descriptors(self) noexcept
     cdef bint send_in_turn(self, bytes data) except -1
     cdef bint ask(self, Turn turn, bytes data) except -1
     cdef bint reply(self, Turn turn, bytes data) except -1

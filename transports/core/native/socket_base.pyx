@@ -10,12 +10,10 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
-from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
 
 from transfer.transports.arguments import flags_of
-from transfer.transports.descriptors import descriptor_hint
-from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescriptors, TransferError
+from transfer.transports.errors import Again, Broken, NotSupported, TransferError
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int
@@ -29,10 +27,6 @@ from transfer.transports.core.native.kernel_writes cimport (
 from transfer.transports.core.native.pool cimport Frame, Pool
 from transfer.transports.core.native.reading cimport PLAIN_TURN
 from transfer.transports.core.native.stream cimport Stream
-from transfer.transports.core.native.system cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
-    epoll_event, eventfd,
-)
 from transfer.transports.core.native.req_rep_turn cimport Turn
 
 cdef extern from "pythread.h" nogil:
@@ -66,7 +60,6 @@ cdef class SocketBase(Attachments):
 
     def __cinit__(self, int socket_type, int send_mode, int receive_mode, Flusher flusher, Pool pool,
                   *args, **kwargs):
-        cdef epoll_event event
         self.socket_type = socket_type
         self.send_mode = send_mode
         self.receive_mode = receive_mode
@@ -86,16 +79,9 @@ cdef class SocketBase(Attachments):
         self.foreign_fds = {}
         self.prefixes = {}
         self.prefix_lengths = ()
-        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-        self.receive_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        self.send_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         self.lock = PyThread_allocate_lock()
-        if self.epoll_fd < 0 or self.receive_event < 0 or self.send_event < 0 or self.lock == NULL:
-            self.close_descriptors()
-            raise OutOfDescriptors("no descriptors left for a socket", hint=descriptor_hint())
-        event.events = EPOLLIN
-        event.data.fd = self.receive_event
-        epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, self.receive_event, &event)
+        if self.lock == NULL:
+            raise MemoryError
 
     def __init__(self, socket_type, send_mode, receive_mode, flusher, pool):
         pass
@@ -103,17 +89,7 @@ cdef class SocketBase(Attachments):
     def __dealloc__(self):
         free(self.reader.data)
         if self.lock != NULL:  # else `__cinit__` has failed before
-            self.close_descriptors()
             PyThread_free_lock(self.lock)
-
-    cdef void close_descriptors(self) noexcept:
-        if self.epoll_fd >= 0:
-            close_fd(self.epoll_fd)
-        if self.receive_event >= 0:
-            close_fd(self.receive_event)
-        if self.send_event >= 0:
-            close_fd(self.send_event)
-        self.epoll_fd = self.receive_event = self.send_event = -1
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -360,6 +336,7 @@ cdef class SocketBase(Attachments):
         """A descriptor that is readable when recv may succeed; watch it for reading only."""
         self.check_usable()
         if not self.exposed:
+            self.epoll_of_all()
             self.exposed = True
             self.signal()
         return self.epoll_fd
