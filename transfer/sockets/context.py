@@ -18,6 +18,7 @@ from transfer import config, log_output
 from transfer.metrics.counters import Tally
 from transfer.sockets.attributes import check_name
 from transfer.sockets.defaults import TRANSFER, Defaults
+from transfer.sockets.options import core_values, initial_values
 from transfer.transports.arguments import linger_of, whole, wrong
 from transfer.transports.config import load, security as read_security
 from transfer.transports.errors import Closed, ContextTerminated, ForkedError, comes_with
@@ -105,6 +106,8 @@ class Context:
                 importlib.import_module(name)
         self.core: Any = core
         self.defaults = defaults
+        #: of new sockets: the values of options, by name, and attributes of the core
+        self.option_values, self.core_values = initial_values(defaults), core_values(defaults)
         self.transport_config = load(protocol=protocol, policy=policy)
         log_output.apply_environment()
         if chosen:
@@ -287,6 +290,9 @@ class Context:
 
     def start(self) -> None:
         """Makes the reactor serve the flusher. Sockets call it before the first bind or connect."""
+        if self._started:
+            self.check()
+            return
         with self._lock:
             self.check()
             if not self._started:

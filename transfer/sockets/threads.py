@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 
 class ReceivingThread:
@@ -24,10 +24,11 @@ class ReceivingThread:
 
 
 class _Here(threading.local):
-    def __init__(self, known: WeakValueDictionary[int, ReceivingThread]) -> None:
+    def __init__(self, known: dict[int, ref[ReceivingThread]]) -> None:
         # Called once in each thread that asks.
         self.thread = ReceivingThread()
-        known[id(self.thread)] = self.thread
+        number = id(self.thread)
+        known[number] = ref(self.thread, lambda _gone: known.pop(number, None))
 
 
 class ReceivingThreads:
@@ -38,10 +39,10 @@ class ReceivingThreads:
     """
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[int, ReceivingThread] = WeakValueDictionary()
+        self._known: dict[int, ref[ReceivingThread]] = {}
         #: `here.thread` is that of the caller
         self.here = _Here(self._known)
 
     def all(self) -> list[ReceivingThread]:
         # Of a list: other threads come and go during the iteration.
-        return [thread for ref in self._known.valuerefs() if (thread := ref()) is not None]
+        return [thread for known in list(self._known.values()) if (thread := known()) is not None]

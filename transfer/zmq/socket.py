@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
+import transfer.sockets.context
 from transfer.constants import DONTWAIT, SNDMORE
 from transfer.sockets.attributes import no_such
 from transfer.sockets.binding import endpoint_text
@@ -23,7 +24,6 @@ from transfer.sockets.defaults import PYZMQ_SUB_LINGER
 from transfer.sockets.options import checked
 from transfer.sockets.poller import wait
 from transfer.transports.arguments import events_of, flags_of, linger_of, text, whole
-from transfer.transports.core import wire
 from transfer.transports.core.copies import pour
 from transfer.transports.errors import (
     Again,
@@ -41,10 +41,10 @@ from transfer.zmq.error import ZMQError
 from transfer.zmq.frame import Frame
 from transfer.zmq.linger import hand_over, has_unsent
 from transfer.zmq.monitor import MonitorPump
-from transfer.zmq.options import Effect, Rule, checked as checked_option, refuse, rule
+from transfer.zmq.options import RULES_BY_NAME, Effect, Rule, checked as checked_option, refuse, rule
 from transfer.zmq.payload import check_parts, checked_part, payload_of, room_in, size_of
 from transfer.zmq.serial import Serialising
-from transfer.zmq.sockopts import add_attributes, our_type
+from transfer.zmq.sockopts import WIRE_TYPES, add_attributes, our_type
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class _SocketMeta(type):
     if not TYPE_CHECKING:  # a type checker would not know what it returns
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], transfer.sockets.context.Context) and not kwargs.get("shadow"):
+                return super().__call__(*args, **kwargs)
             given = kwargs.get("shadow") or (args[0] if args else None)
             if kwargs.get("shadow") or isinstance(given, Socket):
                 return Socket.shadow(given)
@@ -92,24 +94,32 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
     context: Context[Any]
 
+    # What `__init__` leaves to its class, since most sockets never change it.
+    _ready = False
+    _closed_by_user = False
+    _pump: MonitorPump | None = None
+    _watcher: Self | None = None
+    _async_watch: Any = None
+
+    _kind: SocketType
+    #: values of options that are stored and have no effect
+    _ignored: dict[SocketOption, int | bytes]
+
     def __new__(
         cls, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *args: Any, **kwargs: Any
     ) -> Self:
-        return super().__new__(cls, ctx_or_socket, wire.SocketType[our_type(socket_type).name])
+        return super().__new__(cls, ctx_or_socket, WIRE_TYPES[our_type(socket_type)])
 
     def __init__(
         self, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *, copy_threshold: int | None = None
     ) -> None:
         kind = our_type(socket_type)
+        wire_type = WIRE_TYPES[kind]
         if copy_threshold is not None:
-            copy_threshold = checked("copy_threshold", copy_threshold, wire.SocketType[kind.name])
-        #: values of options that are stored and have no effect
-        self._ignored: dict[SocketOption, int | bytes] = {}
+            copy_threshold = checked("copy_threshold", copy_threshold, wire_type)
+        self._ignored = {}
         self._kind = kind
-        self._closed_by_user = False
-        self._pump: MonitorPump | None = None
-        self._watcher: Self | None = None
-        super().__init__(ctx_or_socket, wire.SocketType[kind.name])
+        super().__init__(ctx_or_socket, wire_type)
         if kind is SocketType.SUB:
             self._values["linger"] = PYZMQ_SUB_LINGER
         if copy_threshold is not None:
@@ -155,7 +165,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     @property
     def last_endpoint(self) -> bytes:
         """The endpoint bound or connected last, with its real port."""
-        return self._last_endpoint.encode()
+        return str(self._last_endpoint).encode()
 
     # -- endpoints -----------------------------------------------------------------------------
 
@@ -452,7 +462,9 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
     def set(self, option: int, optval: Any) -> None:
         """Sets an option. Raises TypeError, OverflowError, OptionError (EINVAL), NotSupported (ENOTSUP)."""
-        known, how = rule(option)
+        self._set(*rule(option), optval)
+
+    def _set(self, known: SocketOption, how: Rule, optval: Any) -> None:
         value = checked_option(known, how, optval)
         if not how.writable:
             raise OptionError(f"{known.name} can only be read")
@@ -532,12 +544,15 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
-            own = name[:1] == "_" or name in ("last_endpoint", "hwm") or "_ready" not in self.__dict__
-            option = None if own else SocketOption.__members__.get(name.upper())
-            if option is not None:
-                if option in (SocketOption.SUBSCRIBE, SocketOption.UNSUBSCRIBE) and isinstance(value, str):
+            if name[:1] == "_" or not self._ready:
+                object.__setattr__(self, name, value)
+                return
+            own = name in ("last_endpoint", "hwm")
+            found = None if own else RULES_BY_NAME.get(name.upper())
+            if found is not None:
+                if name.lower() in ("subscribe", "unsubscribe") and isinstance(value, str):
                     value = value.encode()
-                self.set(option, value)
+                self._set(*found, value)
             elif own or name in self.__dict__ or hasattr(type(self), name):
                 super().__setattr__(name, value)
             else:
@@ -554,20 +569,20 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         if self.closed or self._inherited:
             return
         self._closed_by_user = not self.context._ending
-        watch = self.__dict__.get("_async_watch")
-        if watch is not None:
-            watch.close()
+        if self._async_watch is not None:
+            self._async_watch.close()
         wanted = self.linger if linger is None else linger
         if wanted and has_unsent(self):
             self._values["linger"] = int(wanted)
             hand_over(self, Base)
         else:
             Base.close(self, 0)
-        self.disable_monitor()
+        if self._pump is not None or self._watcher is not None:
+            self.disable_monitor()
 
     def __del__(self) -> None:
         # As in pyzmq, sent messages are delivered even if the program never closed the socket.
-        if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
+        if self._complete and not self.closed and not self._inherited:
             name = repr(self)
             self.close()
             warnings.warn(f"unclosed {name}", ResourceWarning, stacklevel=1, source=self)
