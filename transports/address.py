@@ -85,8 +85,10 @@ class Address:
     begin: str | None = None
 
     def __str__(self) -> str:
-        options = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
-        query = f"?{'&'.join(options)}" if options else ""
+        query = ""
+        if self.policy or self.begin:
+            options = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
+            query = f"?{'&'.join(options)}"
         if self.scheme in _NAMED:
             return f"{self.scheme}://{self.path}{query}"
         path = f"/{self.path}" if self.path else ""

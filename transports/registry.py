@@ -116,7 +116,8 @@ def preparation(offer: Offer, scheme: str) -> Callable[[], None] | None:
         return None
     named = scheme if scheme in _LOADERS else offer.protocol
     if named == "auto":
-        named = next((name for name in offer.transports if name in offer.better & set(_LOADERS)), "")
+        loaded = offer.better & _LOADERS.keys()
+        named = next((name for name in offer.transports if name in loaded), "")
     if named not in _LOADERS or named not in offer.transports or named in _prepared:
         return None
     return partial(_prepare, named)

@@ -25,6 +25,7 @@ from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
 from transfer.sockets.gpu_peers import capabilities_of, note_gpu, note_gpu_received, want_gpu
 from transfer.sockets.lockstep import RECEIVING, SENDING, enter
+from transfer.sockets.made_once import made_once
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.parts import (
     as_bytes,
@@ -124,7 +125,6 @@ class Socket(Base):
     #: state); the next call returns them
     _returned: deque[tuple[Any, list[Any], Any]]
     _ending: Any
-    _threads: ReceivingThreads
     _frame: type[Frame]
 
     def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
@@ -153,7 +153,6 @@ class Socket(Base):
             _deciding=threading.RLock(),
             _returned=deque(),
             _ending=threading.Lock(),
-            _threads=ReceivingThreads(),
             _frame=context.core.Frame,
         )
         self._lent = context.lent
@@ -166,9 +165,13 @@ class Socket(Base):
                 setattr(self, name, value)
         if self._requester is not None and context.defaults.reply_timeout >= 0:
             self.receive_timeout = context.defaults.reply_timeout
-        self._update_fast_paths()
+        self._choose_fast_paths()
         context._add(self)
         self._complete = True
+
+    @made_once
+    def _threads(self) -> ReceivingThreads:
+        return ReceivingThreads()
 
     # -- options -------------------------------------------------------------------------------------
 
@@ -1311,7 +1314,7 @@ class Socket(Base):
             or (not self._links.state.peers and pattern.send_mode is not SendMode.FANOUT)
         )
         receives_in_python = (
-            any(thread.rest for thread in self._threads.all())
+            ("_threads" in self.__dict__ and any(thread.rest for thread in self._threads.all()))
             or bool(self._returned)
             or values["conflate"]
             or self._inherited
@@ -1319,7 +1322,7 @@ class Socket(Base):
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.log_reader.positions is not None
+        noted = pattern.ordered or self._links.reads_log
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
     # -- hooks of the core ---------------------------------------------------------------------------

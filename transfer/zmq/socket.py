@@ -65,6 +65,7 @@ __all__ = ["Socket", "SyncSocket"]
 #: sockets whose `underlying` was read, for `shadow`
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
+_set = object.__setattr__
 _send: Any = Base.send
 _recv: Any = Base.recv
 
@@ -545,7 +546,7 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name[:1] == "_" or not self._ready:
-                object.__setattr__(self, name, value)
+                _set(self, name, value)
                 return
             own = name in ("last_endpoint", "hwm")
             found = None if own else RULES_BY_NAME.get(name.upper())

@@ -82,6 +82,11 @@ class Connections:
     def log_reader(self) -> LogReader:
         return LogReader(self.state)
 
+    @property
+    def reads_log(self) -> bool:
+        """Whether this is a SUB that connects with `?begin=`."""
+        return "log_reader" in self.__dict__ and self.log_reader.positions is not None
+
     @made_once
     def orphans(self) -> Orphans:
         return Orphans(self.state, self.credits)
