@@ -106,8 +106,6 @@ class Context:
                 importlib.import_module(name)
         self.core: Any = core
         self.defaults = defaults
-        #: of new sockets: the values of options, by name, and attributes of the core
-        self.option_values, self.core_values = initial_values(defaults), core_values(defaults)
         self.transport_config = load(protocol=protocol, policy=policy)
         log_output.apply_environment()
         if chosen:
@@ -161,6 +159,17 @@ class Context:
             if found is None or found.closed or found.forked:
                 found = Context._instances[cls] = cls(io_threads)
             return found
+
+    @property
+    def defaults(self) -> Defaults:
+        """Default values of the options of new sockets."""
+        return self._defaults
+
+    @defaults.setter
+    def defaults(self, defaults: Defaults) -> None:
+        self._defaults = defaults
+        #: of new sockets: the values of options, by name, and attributes of the core
+        self.option_values, self.core_values = initial_values(defaults), core_values(defaults)
 
     @property
     def offer(self) -> Offer:
