@@ -42,6 +42,8 @@ def _socket_type_of(given: Any) -> SocketType:
 
     It refuses plain numbers, which are ambiguous: 4 is our PUSH and ZeroMQ's REP. Raises UsageError.
     """
+    if type(given) is SocketType:
+        return given
     name = given.name if isinstance(given, Enum) else given
     if not isinstance(name, str):
         what = (

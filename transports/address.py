@@ -11,6 +11,7 @@ node7:5555             without a scheme only where the caller allows it
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -84,8 +85,10 @@ class Address:
     begin: str | None = None
 
     def __str__(self) -> str:
-        options = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
-        query = f"?{'&'.join(options)}" if options else ""
+        query = ""
+        if self.policy or self.begin:
+            options = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
+            query = f"?{'&'.join(options)}"
         if self.scheme in _NAMED:
             return f"{self.scheme}://{self.path}{query}"
         path = f"/{self.path}" if self.path else ""
@@ -125,7 +128,13 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
 
     default_scheme: for endpoints without one ("node7:5555"); None refuses them.
     """
-    text = _text(endpoint)
+    return _parsed(_text(endpoint), default_scheme)
+
+
+@functools.lru_cache(maxsize=1024)  # programs that make sockets again and again connect to the same endpoints
+def _parsed(text: str, default_scheme: str | None) -> Address:
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
+        raise AddressError(f"the endpoint {text!r} has control characters in it")
     scheme, separator, rest = text.partition("://")
     if not separator:
         if default_scheme is None:
@@ -227,8 +236,6 @@ def _text(endpoint: str | bytes) -> str:
         raise AddressError(what, hint="write for instance tcp://127.0.0.1:5555")
     if not endpoint:
         raise AddressError("the endpoint is empty", hint="write for instance tcp://127.0.0.1:5555")
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in endpoint):
-        raise AddressError(f"the endpoint {endpoint!r} has control characters in it")
     return endpoint
 
 

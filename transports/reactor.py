@@ -86,6 +86,7 @@ class Reactor:
         self._thread: threading.Thread | None = None
         self._poller: _Poller | None = None
         self._wake_read = self._wake_write = -1
+        self._woken = False  # a wake-up is on its way: the loop has not read it yet
         self._closed = False
         self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], _Otherwise]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -232,7 +233,8 @@ class Reactor:
         self._thread.start()
 
     def _wake(self) -> None:
-        if self._wake_write >= 0 and not self.in_loop():
+        if self._wake_write >= 0 and not self._woken and not self.in_loop():
+            self._woken = True
             _signal(self._wake_write)
 
     def _poller_changed(self) -> None:
@@ -256,6 +258,7 @@ class Reactor:
                 for fd, events in self._poller.wait(self._timeout()):
                     if fd == self._wake_read:
                         _drain(fd)
+                        self._woken = False  # before it looks for what was asked
                     else:
                         self._dispatch(fd, events)
                 self._run_ready()

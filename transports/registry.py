@@ -112,9 +112,12 @@ def preparation(offer: Offer, scheme: str) -> Callable[[], None] | None:
 
     None: there is nothing to load. The function never raises: the upgrade reports errors.
     """
+    if _LOADERS.keys().isdisjoint(offer.transports):
+        return None
     named = scheme if scheme in _LOADERS else offer.protocol
     if named == "auto":
-        named = next((name for name in offer.transports if name in offer.better & set(_LOADERS)), "")
+        loaded = offer.better & _LOADERS.keys()
+        named = next((name for name in offer.transports if name in loaded), "")
     if named not in _LOADERS or named not in offer.transports or named in _prepared:
         return None
     return partial(_prepare, named)

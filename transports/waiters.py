@@ -65,6 +65,8 @@ class Waiters:
 
     def notify_all(self) -> None:
         """Makes all who wait look again."""
+        if not self._waiting:
+            return
         with suppress(IndexError):
             while True:
                 self._waiting.popleft().release()

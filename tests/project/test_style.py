@@ -20,7 +20,7 @@ LONGEST_FILE = 500
 #: Files with one class that is long because it is one thing: a class is not cut to make its file shorter.
 #: Socket: 80 public methods and options with their documentation, and the core's hooks that they share.
 #: The one of pyzmq: as many methods, with overloads for type checkers.
-LONGER_FILES = {"transfer/sockets/socket.py": 1356, "transfer/zmq/socket.py": 585}
+LONGER_FILES = {"transfer/sockets/socket.py": 1385, "transfer/zmq/socket.py": 600}
 LONGEST_CORE_FILE = 500  # it declares its variables and what it uses of C
 LONGEST_FUNCTION = 80
 VAGUE = re.compile(r"\bclass \w*(Manager|Helper|Util)s?\b")
@@ -119,13 +119,16 @@ def test_the_files_that_comments_name_exist() -> None:
     assert {(path, name) for path, name in named if name not in there} == set()
 
 
+#: the two columns of the table of the core's classes
+_LEFT, _RIGHT = slice(4, 40), slice(40, None)
+
+
 def test_the_chains_of_the_cores_classes_are_as_its_docstring_says() -> None:
     folder = ROOT / "transports/core/native"
-    rows = re.findall(
-        r"^ {4}(\w+) +(\w+\.pyx) +(\w+) +(\w+\.pyx)$", (folder / "__init__.py").read_text(), re.M
-    )
-    assert len(rows) == 6
-    for chain in ([row[:2] for row in rows], [row[2:] for row in rows]):
+    lines = re.findall(r"^ {4}.*\.pyx$", (folder / "__init__.py").read_text(), re.M)
+    chains = [[line[place].split() for line in lines if line[place].split()] for place in (_LEFT, _RIGHT)]
+    assert [len(chain) for chain in chains] == [6, 7]
+    for chain in chains:
         base = ""
         for name, file in chain:
             assert f"cdef class {name}{base}:" in (folder / file).read_text()

@@ -145,7 +145,7 @@ def test_a_subscriber_filters_plain_messages(context):
     for prefix in b"a", b"bb":
         subscriber.subscribe(prefix)
     subscriber.connect(WHERE)
-    publisher.wait_for_peers(1, 10)
+    assert eventually(lambda: publisher.subscribers(b"a") and publisher.subscribers(b"bb"))
     for data in b"a1", b"b1", b"bb1", b"a2":
         publisher.send(data)
     subscriber.unsubscribe(b"a")

@@ -174,6 +174,7 @@ def test_dropped_sockets_end_and_send_what_they_had(core, endpoint, caplog):
     with transfer.Context(core=core) as context, context.socket(PULL, rcvtimeo=20_000) as pull:
         pull.bind(endpoint)
         pushed(context, pull.last_endpoint)
+        pull.fileno()  # a socket opens its descriptors when it first needs them
         before = open_descriptors()
         for _ in range(20):
             pushed(context, pull.last_endpoint)

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+import transfer.transports.reactor as reactor_module
 from transfer.transports.errors import Closed, ForkedError, InternalError
 from transfer.transports.reactor import EDGE, PEER_CLOSED, READABLE, WRITABLE, Reactor
 from transfer.transports.testing.ends import until
@@ -49,6 +50,24 @@ def test_calls_keep_their_order(reactor):
         reactor.call_soon(seen.append, number)
     settle(reactor)
     assert seen == list(range(100))
+
+
+def test_calls_during_a_callback_cost_one_wake_up(reactor, monkeypatch):
+    wakes: list[int] = []
+    real = reactor_module._signal
+    monkeypatch.setattr(reactor_module, "_signal", lambda fd: (wakes.append(fd), real(fd)))
+    busy, go_on, seen = threading.Event(), threading.Event(), []
+    reactor.call_soon(lambda: (busy.set(), go_on.wait(SOON)))
+    assert busy.wait(SOON)
+    wakes.clear()
+    for number in range(100):
+        reactor.call_soon(seen.append, number)
+    reactor.call_later(0.001, seen.append, "later")
+    assert len(wakes) == 1
+    go_on.set()
+    until(lambda: len(seen) == 101, "the calls")
+    settle(reactor)  # and it can be woken again
+    assert len(wakes) <= 3
 
 
 def test_calls_from_many_threads(reactor):

@@ -83,6 +83,14 @@ class Tally:
 
     def socket_ended(self, socket: Any) -> None:
         """Adds a closed socket's counters. Call it once for each socket, after their last change."""
+        pattern = socket._links.state.pattern
+        label = (pattern.socket_type.name,)
+        used = (
+            socket.messages_sent or socket.messages_received or socket.blocked_ns or socket.waited_ns
+            or socket.dropped_no_peer or socket.filtered or pattern.drops or socket._links.state.counts
+        )  # fmt: skip
+        if not used and ("transfer_messages_sent_total", label) in self._ended:
+            return  # as most sockets of a program that makes one for each question
         self.add(socket_counts(socket))
         self.requests.merge_turn(socket)
 

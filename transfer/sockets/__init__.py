@@ -14,6 +14,7 @@ drain            closes connections without losing sent data
 dump             the state of a context as plain data
 gpu_peers        what peers can do with memory of GPUs, and on which GPUs payloads are taken
 lockstep         several threads on one REQ or REP: one thread at a time sends, one at a time receives
+made_once        a part of an object that is made when it is first used
 monitor          the events of a socket's connections, as a stream
 options          the options of a socket: attributes, and numbers for `setsockopt`
 parts            the parts of messages: how they are made of frames, texts and JSON, and frames of them

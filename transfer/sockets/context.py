@@ -18,6 +18,7 @@ from transfer import config, log_output
 from transfer.metrics.counters import Tally
 from transfer.sockets.attributes import check_name
 from transfer.sockets.defaults import TRANSFER, Defaults
+from transfer.sockets.options import core_values, initial_values
 from transfer.transports.arguments import linger_of, whole, wrong
 from transfer.transports.config import load, security as read_security
 from transfer.transports.errors import Closed, ContextTerminated, ForkedError, comes_with
@@ -160,6 +161,17 @@ class Context:
             return found
 
     @property
+    def defaults(self) -> Defaults:
+        """Default values of the options of new sockets."""
+        return self._transfer_defaults
+
+    @defaults.setter
+    def defaults(self, defaults: Defaults) -> None:
+        self._transfer_defaults = defaults
+        #: of new sockets: the values of options, by name, and attributes of the core
+        self.option_values, self.core_values = initial_values(defaults), core_values(defaults)
+
+    @property
     def offer(self) -> Offer:
         """The transports that peers are offered, detected at the first connection: it probes the hardware."""
         if self._transfer_offer is None:
@@ -287,6 +299,9 @@ class Context:
 
     def start(self) -> None:
         """Makes the reactor serve the flusher. Sockets call it before the first bind or connect."""
+        if self._transfer_started:
+            self.check()
+            return
         with self._transfer_lock:
             self.check()
             if not self._transfer_started:

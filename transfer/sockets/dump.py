@@ -6,8 +6,6 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets.options import initial_values
-
 if TYPE_CHECKING:
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
@@ -33,7 +31,7 @@ def dump_context(context: Context) -> dict[str, Any]:
 
 def _dump_socket(socket: Socket) -> dict[str, Any]:
     links = socket._links
-    defaults = initial_values(socket.context.defaults)
+    defaults = socket.context.option_values
     return {
         "type": socket._pattern.socket_type.name,
         "endpoints": [

@@ -57,10 +57,8 @@ Attributes:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, overload
 
 from transfer.transports.arguments import number as number_of, shown
@@ -244,15 +242,11 @@ class SocketOptions(TypedDict, total=False):
     tcp_keepalive_intvl: int
 
 
-@functools.cache
-def initial_values(defaults: Defaults) -> Mapping[str, Any]:
+def initial_values(defaults: Defaults) -> dict[str, Any]:
     """The values of a new socket's options, by name, except for those that are attributes of the core."""
-    return MappingProxyType(
-        {name: getattr(defaults, name) for name, option in OPTIONS.items() if not option.attribute}
-    )
+    return {name: getattr(defaults, name) for name, option in OPTIONS.items() if not option.attribute}
 
 
-@functools.cache
 def core_values(defaults: Defaults) -> Sequence[tuple[str, int]]:
     """The attributes of the core that hold a new socket's other options, and their values."""
     attributes = {name: option.attribute for name, option in OPTIONS.items() if option.attribute}

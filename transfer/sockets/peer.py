@@ -268,6 +268,7 @@ class Endpoint:
         "connector",
         "error",
         "follower",
+        "instance",
         "last_seen",
         "outgoing",
         "peer",
@@ -291,6 +292,8 @@ class Endpoint:
         self.caught_up = False
         #: of a connector: time.monotonic() of the last sign of such a publisher; None: there was none
         self.last_seen: float | None = None
+        #: of a connector: names it in its hellos; "" before the first
+        self.instance = ""
         self.attempts = 0
         self.error: TransferError | None = None
         #: of a member: the DirectoryConnector that follows its endpoint

@@ -42,6 +42,8 @@ class MessageSender:
         Tracker. Raises as `Socket.send`.
         """
         pattern = self._pattern
+        if self._links.unqueued:  # as it rarely is: no call for each message
+            self._links.make_queues()
         tracker = Tracker() if track else None
         released = tracker._released if tracker is not None else None
         target, frames = pattern.route(frames)

@@ -25,6 +25,7 @@ from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
 from transfer.sockets.gpu_peers import capabilities_of, note_gpu, note_gpu_received, want_gpu
 from transfer.sockets.lockstep import RECEIVING, SENDING, enter
+from transfer.sockets.made_once import made_once
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.parts import (
     as_bytes,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from transfer.sockets.callback import SocketDispatcher
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
+    from transfer.transports.address import Address
     from transfer.transports.core.contract import Buffer, Frame, ReceivingThread, Sink, SocketBase
 
     class Base(SocketBase, TensorMethods): ...
@@ -101,7 +103,26 @@ class Socket(Base):
     Every blocking call raises Again after its timeout, and Closed if another thread closes the socket.
     """
 
+    # What `__init__` leaves to its class, since most sockets never change it.
     _complete = False
+    _inherited = False
+    _last_endpoint: Address | str = ""
+    _dispatcher: SocketDispatcher | None = None
+    _announced: Sequence[RegisteredName] = ()
+
+    _pattern: Pattern
+    _values: dict[str, Any]
+    _links: Connections
+    _sender: MessageSender
+    _requester: Requester | None
+    context: Context
+    #: held while deciding which calls the core may do alone
+    _deciding: Any
+    #: messages that were received as another kind than the caller wanted: (stream, frames, the pattern's
+    #: state); the next call returns them
+    _returned: deque[tuple[Any, list[Any], Any]]
+    _ending: Any
+    _frame: type[Frame]
 
     def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
         make: Any = super().__new__
@@ -113,38 +134,40 @@ class Socket(Base):
     def __init__(
         self, context: Context, socket_type: SocketType | str, pattern: type[Pattern] | None = None
     ) -> None:
-        defaults = context.defaults
-        self._pattern = pattern_of(socket_type, pattern)()
-        self._values = dict(options.initial_values(defaults))
-        self._links = Connections(self, context, self._pattern)
-        self._sender = MessageSender(self._pattern, self._links, self._values)
-        super().__init__(*self._pattern.modes(), context.flusher, context.pool)
-        self.context = context
+        made = pattern_of(socket_type, pattern)()
+        values = context.option_values.copy()
+        links = Connections(self, context, made)
+        super().__init__(*made.modes(), context.flusher, context.pool)
+        # At once: `__setattr__`, which checks the names that users write, would take half of the time.
+        self.__dict__.update(
+            _pattern=made,
+            _values=values,
+            _links=links,
+            _sender=MessageSender(made, links, values),
+            _requester=made if isinstance(made, Requester) else None,
+            context=context,
+            _deciding=threading.RLock(),
+            _returned=deque(),
+            _ending=threading.Lock(),
+            _frame=context.core.Frame,
+        )
         self._lent = context.lent
-        self._last_endpoint = ""
-        self._requester = self._pattern if isinstance(self._pattern, Requester) else None
-        if self._pattern.turn is not None:
-            self._pattern.turn = context.core.Turn()
-        if self._pattern.in_turns:
-            self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
-        #: held while deciding which calls the core may do alone
-        self._deciding = threading.RLock()
-        #: messages that were received as another kind than the caller wanted: (stream, frames, the pattern's
-        #: state); the next call returns them
-        self._returned: deque[tuple[Any, list[Any], Any]] = deque()
-        self._dispatcher: SocketDispatcher | None = None
-        self._announced: list[RegisteredName] = []
-        self._ending = threading.Lock()
-        self._inherited = False
-        self._threads = ReceivingThreads(partial(context.core.ReceivingThread, self._unread))
-        self._frame: type[Frame] = context.core.Frame
-        for name, value in options.core_values(defaults):
-            setattr(self, name, value)
-        if self._requester is not None and defaults.reply_timeout >= 0:
-            self.receive_timeout = defaults.reply_timeout
-        self._update_fast_paths()
+        if made.turn is not None:
+            made.turn = context.core.Turn()
+        if made.in_turns:
+            self._turn = made.turn  # type: ignore[assignment]  # the Turn of the core
+        for name, value in context.core_values:
+            if getattr(self, name) != value:
+                setattr(self, name, value)
+        if self._requester is not None and context.defaults.reply_timeout >= 0:
+            self.receive_timeout = context.defaults.reply_timeout
+        self._choose_fast_paths()
         context._transfer_add(self)
         self._complete = True
+
+    @made_once
+    def _threads(self) -> ReceivingThreads:
+        return ReceivingThreads(partial(self.context.core.ReceivingThread, self._unread))
 
     # -- options -------------------------------------------------------------------------------------
 
@@ -221,7 +244,7 @@ class Socket(Base):
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if self._complete and name[:1] != "_":
+            if name[:1] != "_" and self._complete:
                 self._check_forked()
                 if name in options.READ_ONLY:
                     raise OptionError(f"{name} can only be read")
@@ -232,7 +255,7 @@ class Socket(Base):
     @property
     def last_endpoint(self) -> str:
         """The endpoint that was bound or connected last, with its real port; "" before."""
-        return self._last_endpoint
+        return str(self._last_endpoint)
 
     @property
     def hwm(self) -> int:
@@ -311,8 +334,8 @@ class Socket(Base):
         """
         self._check_usable()
         self.context.start()
-        self._last_endpoint = self._links.bind(endpoint_text(addr))
-        return Binding(self, "bind", self._last_endpoint)
+        self._last_endpoint = bound = self._links.bind(endpoint_text(addr))
+        return Binding(self, "bind", bound)
 
     def connect(self, addr: str) -> Binding[Self]:
         """Starts to connect to an endpoint and returns at once; a lost connection is made again.
@@ -334,7 +357,7 @@ class Socket(Base):
         self._check_usable()
         self.context.start()
         record = self._links.connect(endpoint_text(addr))
-        self._last_endpoint = str(record.address)
+        self._last_endpoint = record.address
         return Binding(self, "connect", endpoint_text(addr))
 
     def unbind(self, addr: str) -> None:
@@ -402,6 +425,7 @@ class Socket(Base):
     @property
     def has_peers(self) -> bool:
         """Returns whether a peer is connected. Cheaper than `peers()`."""
+        self._links.make_queues()
         return bool(self._streams())
 
     def announce(
@@ -445,7 +469,7 @@ class Socket(Base):
             metadata=metadata,
             context=self.context,
         )
-        self._announced.append(registration)
+        self._announced = [*self._announced, registration]
         return registration
 
     # -- sending -------------------------------------------------------------------------------------
@@ -624,6 +648,7 @@ class Socket(Base):
     def _tensor_capabilities(self, flags: int) -> Capabilities:
         if flags & SNDMORE or self._partial:
             return Capabilities(host_only="a message of several parts is copied through the host")
+        self._links.make_queues()
         return capabilities_of(self._streams(), self._values, self._pattern.send_mode)
 
     def _want_gpu(self, uuid: bytes, index: int) -> None:
@@ -1063,7 +1088,10 @@ class Socket(Base):
         return found
 
     def _can_send(self) -> bool:
-        return True if self._pattern.send_mode is SendMode.NONE else self._writable()
+        if self._pattern.send_mode is SendMode.NONE:
+            return True
+        self._links.make_queues()
+        return self._writable()
 
     def _fd_signals(self, bits: int) -> bool:
         """Whether the descriptor becomes readable when one of `bits` is ready, and only then."""
@@ -1208,7 +1236,8 @@ class Socket(Base):
             return 0
         self._general_send, self._routes = True, None  # a send from now on would not be flushed
         while self._announced:  # before anything else closes: no new peer shall connect
-            self._announced.pop().close()
+            self._announced, last = self._announced[:-1], self._announced[-1]
+            last.close()
         try:
             if deadline > time.monotonic():
                 self._links.flush(deadline)
@@ -1236,7 +1265,7 @@ class Socket(Base):
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
+        if self._complete and not self.closed and not self._inherited:
             end_dropped(self)
 
     def __repr__(self) -> str:
@@ -1288,7 +1317,7 @@ class Socket(Base):
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.log_reader.positions is not None
+        noted = pattern.ordered or self._links.reads_log
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
         self._routes = routes
         self._with_identity = routes is not None and not receives_in_python

@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import ref
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import ReceivingThread
 
 
 class _Here(threading.local):
-    def __init__(
-        self, make: Callable[[], ReceivingThread], known: WeakValueDictionary[int, ReceivingThread]
-    ) -> None:
+    def __init__(self, make: Callable[[], ReceivingThread], known: dict[int, ref[ReceivingThread]]) -> None:
         # Called once in each thread that asks.
         self.thread = make()
-        known[id(self.thread)] = self.thread
+        number = id(self.thread)
+        known[number] = ref(self.thread, lambda _gone: known.pop(number, None))
 
 
 class ReceivingThreads:
@@ -29,10 +28,10 @@ class ReceivingThreads:
 
     def __init__(self, make: Callable[[], ReceivingThread]) -> None:
         """make: a class of the core, with what it counts in."""
-        self._known: WeakValueDictionary[int, ReceivingThread] = WeakValueDictionary()
+        self._known: dict[int, ref[ReceivingThread]] = {}
         #: `here.thread` is that of the caller
         self.here = _Here(make, self._known)
 
     def all(self) -> list[ReceivingThread]:
         # Of a list: other threads come and go during the iteration.
-        return [thread for ref in self._known.valuerefs() if (thread := ref()) is not None]
+        return [thread for known in list(self._known.values()) if (thread := known()) is not None]

@@ -165,7 +165,7 @@ def _capabilities(socket: Any, flags: int, tensors: Collection[Any]) -> Capabili
     if asked is None:
         return Capabilities()
     wanted = set() if _stages(socket) or flags & DONTWAIT else _gpus_of(tensors)
-    if wanted and not socket._streams():
+    if wanted and not socket.has_peers:
         socket.wait_for_peers(1, None if socket.sndtimeo < 0 else socket.sndtimeo / 1000)
     can: Capabilities = asked(flags)
     limit = time.monotonic() + _PATIENCE

@@ -226,6 +226,9 @@ RULES: dict[SocketOption, Rule] = {
     ),
 }
 
+#: (the option as enum, its rule) by its name, and by its number
+RULES_BY_NAME = {name: (option, RULES[option]) for name, option in SocketOption.__members__.items()}
+_BY_NUMBER = {int(option): (option, how) for option, how in RULES.items()}
 #: options that libzmq keeps in 64 bits; others have 32
 WIDE = frozenset(
     SocketOption[name]
@@ -248,11 +251,10 @@ _ACCEPTED: dict[SocketOption, range] = {
 
 def rule(option: int) -> tuple[SocketOption, Rule]:
     """Returns (the option as enum, its rule). Raises OptionError for a number that pyzmq does not have."""
-    try:
-        known = SocketOption(option)
-    except ValueError:
-        raise OptionError(f"no socket option has the number {option!r}") from None
-    return known, RULES[known]
+    found = _BY_NUMBER.get(int(option)) if isinstance(option, int) else None
+    if found is None:
+        raise OptionError(f"no socket option has the number {option!r}")
+    return found
 
 
 def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:

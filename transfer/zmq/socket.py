@@ -23,7 +23,6 @@ from transfer.sockets.defaults import PYZMQ_SUB_LINGER
 from transfer.sockets.options import checked
 from transfer.sockets.poller import wait
 from transfer.transports.arguments import events_of, flags_of, linger_of, text, whole
-from transfer.transports.core import wire
 from transfer.transports.core.copies import pour
 from transfer.transports.errors import (
     Again,
@@ -43,11 +42,11 @@ from transfer.zmq.frame import Frame
 from transfer.zmq.linger import hand_over, has_unsent
 from transfer.zmq.metaclass import SocketMetaclass
 from transfer.zmq.monitor import MonitorPump
-from transfer.zmq.options import Effect, Rule, checked as checked_option, refuse, rule
+from transfer.zmq.options import RULES_BY_NAME, Effect, Rule, checked as checked_option, refuse, rule
 from transfer.zmq.patterns import ZMQ_PATTERNS
 from transfer.zmq.payload import check_parts, checked_part, payload_of, room_in, size_of
 from transfer.zmq.serial import Serialising
-from transfer.zmq.sockopts import add_attributes, our_type
+from transfer.zmq.sockopts import WIRE_TYPES, add_attributes, our_type
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ __all__ = ["Socket", "SyncSocket"]
 #: sockets whose `underlying` was read, for `shadow`
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
+_set = object.__setattr__
+
 
 class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
@@ -81,26 +82,33 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     if not TYPE_CHECKING:  # a type checker has it from `Base`
         sndhwm_bytes = ByteLimit()
 
+    # What `__init__` leaves to its class, since most sockets never change it.
+    _ready = False
+    _closed_by_user = False
+    _pump: MonitorPump | None = None
+    _watcher: Self | None = None
+    _async_watch: Any = None
+
+    _kind: SocketType
+    #: values of options that are stored and have no effect
+    _ignored: dict[SocketOption, int | bytes]
+
     def __new__(
         cls, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *args: Any, **kwargs: Any
     ) -> Self:
-        return super().__new__(cls, ctx_or_socket, wire.SocketType[our_type(socket_type).name])
+        return super().__new__(cls, ctx_or_socket, WIRE_TYPES[our_type(socket_type)])
 
     def __init__(
         self, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *, copy_threshold: int | None = None
     ) -> None:
         kind = our_type(socket_type)
+        wire_type = WIRE_TYPES[kind]
         if copy_threshold is not None:
-            copy_threshold = checked("copy_threshold", copy_threshold, wire.SocketType[kind.name])
-        #: values of options that are stored and have no effect
-        self._ignored: dict[SocketOption, int | bytes] = {}
+            copy_threshold = checked("copy_threshold", copy_threshold, wire_type)
+        self._ignored = {}
         self._kind = kind
-        self._closed_by_user = False
         self._frame_class = Frame
-        self._pump: MonitorPump | None = None
-        self._watcher: Self | None = None
-        own_type = wire.SocketType[kind.name]
-        super().__init__(ctx_or_socket, own_type, ZMQ_PATTERNS.get(own_type))
+        super().__init__(ctx_or_socket, wire_type, ZMQ_PATTERNS.get(wire_type))
         self._values["sndhwm_bytes"] = None  # until the program sets it: see `byte_limit`
         if kind is SocketType.SUB:
             self._values["linger"] = PYZMQ_SUB_LINGER
@@ -151,7 +159,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     @property
     def last_endpoint(self) -> bytes:
         """The endpoint bound or connected last, with its real port."""
-        return self._last_endpoint.encode()
+        return str(self._last_endpoint).encode()
 
     # -- endpoints -----------------------------------------------------------------------------
 
@@ -419,7 +427,9 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
 
     def set(self, option: int, optval: Any) -> None:
         """Sets an option. Raises TypeError, OverflowError, OptionError (EINVAL), NotSupported (ENOTSUP)."""
-        known, how = rule(option)
+        self._set(*rule(option), optval)
+
+    def _set(self, known: SocketOption, how: Rule, optval: Any) -> None:
         value = checked_option(known, how, optval)
         if not how.writable:
             raise OptionError(f"{known.name} can only be read")
@@ -501,12 +511,15 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
-            own = name[:1] == "_" or name in ("last_endpoint", "hwm") or "_ready" not in self.__dict__
-            option = None if own else SocketOption.__members__.get(name.upper())
-            if option is not None:
-                if option in (SocketOption.SUBSCRIBE, SocketOption.UNSUBSCRIBE) and isinstance(value, str):
+            if name[:1] == "_" or not self._ready:
+                _set(self, name, value)
+                return
+            own = name in ("last_endpoint", "hwm")
+            found = None if own else RULES_BY_NAME.get(name.upper())
+            if found is not None:
+                if name.lower() in ("subscribe", "unsubscribe") and isinstance(value, str):
                     value = value.encode()
-                self.set(option, value)
+                self._set(*found, value)
             elif own or name in self.__dict__ or hasattr(type(self), name):
                 super().__setattr__(name, value)
             else:
@@ -523,20 +536,20 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         if self.closed or self._inherited:
             return
         self._closed_by_user = not self.context._transfer_ending
-        watch = self.__dict__.get("_async_watch")
-        if watch is not None:
-            watch.close()
+        if self._async_watch is not None:
+            self._async_watch.close()
         wanted = self.linger if linger is None else linger
         if wanted and has_unsent(self):
             self._values["linger"] = int(wanted)
             hand_over(self, Base)
         else:
             Base.close(self, 0)
-        self.disable_monitor()
+        if self._pump is not None or self._watcher is not None:
+            self.disable_monitor()
 
     def __del__(self) -> None:
         # As in pyzmq, sent messages are delivered even if the program never closed the socket.
-        if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
+        if self._complete and not self.closed and not self._inherited:
             name = repr(self)
             self.close()
             warnings.warn(f"unclosed {name}", ResourceWarning, stacklevel=1, source=self)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from transfer.transports.core import wire
 from transfer.transports.errors import NotSupported, OptionError
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.error import ZMQError
+
+#: ZeroMQ's types that exist here, and their numbers on the wire
+WIRE_TYPES = {SocketType[kind.name]: kind for kind in wire.SocketType}
 
 
 class _OptionAttribute:
@@ -40,6 +44,8 @@ def add_attributes(cls: type) -> None:
 def our_type(socket_type: int | str | Enum) -> SocketType:
     """Returns the type for ZeroMQ's number, a name, or a member of any enumeration. Raises ZMQError (EINVAL),
     NotSupported."""
+    if type(socket_type) is SocketType and socket_type in WIRE_TYPES:
+        return socket_type
     name = socket_type.name if isinstance(socket_type, Enum) else socket_type
     try:
         kind = SocketType[name.upper()] if isinstance(name, str) else SocketType(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 from transfer.transports.address import Address
 from transfer.transports.base import Transport
 from transfer.transports.connect.connection import AcceptorOwner, Connected, hand_over
 from transfer.transports.connect.shared_listener import PendingConnection, SharedListener, listen
+from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.exchange import Exchange
 from transfer.transports.handshake.hello import Agreement
@@ -31,13 +33,17 @@ class SocketAcceptor:
         handshake_timeout: float,
     ) -> None:
         self.owner = owner
-        self.socket_type = owner.socket_type
         self.timeout = handshake_timeout
         self.closed = False
         self._reactor = reactor
         self._transport = transport
         self.address = address
         listen(reactor, transport, address, backlog, self)
+
+    @cached_property
+    def socket_type(self) -> SocketType:
+        """For listeners that are shared. The owner makes a hello for it."""
+        return self.owner.socket_type
 
     def attach(self, listener: SharedListener) -> None:
         """Called before the listener passes it the first connection."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
@@ -49,15 +50,16 @@ class SocketConnector:
         reactor: Reactor,
         transport: Transport,
         address: Address,
-        owner: ConnectorOwner,
+        make_owner: Callable[[], ConnectorOwner],
         options: ConnectOptions,
     ) -> None:
+        """make_owner: called when the first attempt begins. Many sockets are closed before that."""
         if address.is_wildcard:
             raise AddressError(f"{address} can be bound, not connected to", hint="name a host and a port")
         self.address = address
         self._reactor = reactor
         self._transport = transport
-        self._owner = owner
+        self._make_owner = make_owner
         self._options = options
         self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
         # Guards the attributes below; the owner's callbacks are never called under it.
@@ -116,6 +118,8 @@ class SocketConnector:
     # -- an attempt, step by step; all in the reactor's thread -----------------------------------
 
     def _begin(self) -> None:
+        if self._attempt == 0 and self._state is _State.WAITING:
+            self._owner = self._make_owner()
         with self._lock:
             if self._state is not _State.WAITING:
                 return

@@ -93,24 +93,28 @@ def reach(
     credentials: Credentials | None = None,
     admits: Admits | None = None,
     begins: Callable[[], object] | None = None,
+    on_begin: Callable[[], object] | None = None,
 ) -> Connector:
     """Starts to connect and returns at once. credentials, admits: as in `serve`; begins: as in
-    `ConnectorOwner`. Raises AddressError for a wildcard."""
+    `ConnectorOwner`. on_begin: called once, before the first attempt. Raises AddressError for a wildcard."""
     options = ConnectOptions() if options is None else options
-    if not transport.capabilities.has_socket:
-        credentials = None
-    owner = ConnectorOwner(
-        hello=hello,
-        on_connected=on_connected,
-        on_failed=on_failed,
-        on_delayed=on_delayed,
-        on_retried=on_retried,
-        upgrades=upgrades,
-        credentials=credentials,
-        networked=transport.capabilities.networked,
-        admits=admits,
-        begins=begins,
-    )
+
+    def owner() -> ConnectorOwner:
+        if on_begin is not None:
+            on_begin()
+        return ConnectorOwner(
+            hello=hello,
+            on_connected=on_connected,
+            on_failed=on_failed,
+            on_delayed=on_delayed,
+            on_retried=on_retried,
+            upgrades=upgrades,
+            credentials=credentials if transport.capabilities.has_socket else None,
+            networked=transport.capabilities.networked,
+            admits=admits,
+            begins=begins,
+        )
+
     if isinstance(transport, DirectTransport):
-        return transport.reach(reactor, address, owner, options)
+        return transport.reach(reactor, address, owner(), options)
     return SocketConnector(reactor, transport, address, owner, options)

@@ -344,6 +344,7 @@ class ConnectionLoss:
         with self._lock:
             if (
                 self._state.closing
+                or record.queue is not None
                 or record not in self._state.endpoints
                 or (self._pattern.socket_type is SocketType.PAIR and self._pattern.peers)
             ):

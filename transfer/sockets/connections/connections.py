@@ -9,13 +9,15 @@ share the data in `state`.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Requester
+from transfer.patterns.base import SendMode
 from transfer.sockets import drain
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.connection_loss import ConnectionLoss
@@ -31,10 +33,12 @@ from transfer.sockets.connections.queue_limits import QueueLimits
 from transfer.sockets.connections.state import ConnectionState, control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
 from transfer.sockets.directories import open_directory
+from transfer.sockets.made_once import made_once
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, Peer, PeerInfo
 from transfer.transports import registry
-from transfer.transports.address import BASE, Address, parse
+from transfer.transports.address import Address, parse
+from transfer.transports.connect.connection import Connected
 from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import (
@@ -45,10 +49,7 @@ from transfer.transports.errors import (
     ProtocolError,
     TransferError,
 )
-from transfer.transports.handshake.choice import permitted
 from transfer.transports.handshake.hello import PLACE_TAKEN
-from transfer.transports.handshake.identity import new_nonce
-from transfer.transports.security.guard import is_loopback
 
 if TYPE_CHECKING:
     from transfer.patterns.base import Pattern
@@ -65,16 +66,56 @@ class Connections:
     def __init__(self, socket: Socket, context: Context, pattern: Pattern) -> None:
         self.state = state = ConnectionState(socket, context, pattern)
         self._pattern, self._context, self._lock = pattern, context, state.lock
-        self.no_peer = NoPeer(state)
-        self.credits = Credits(state)
-        self.log_reader = reader = LogReader(state)
-        self.orphans = orphans = Orphans(state, self.credits)
-        self.loss = ConnectionLoss(state, self.no_peer, self.credits, reader, orphans)
-        self.control = Controls(state, self.credits, reader, self.loss)
-        self.admission = ConnectionAdmission(state, self.no_peer, reader, orphans, self.loss, self.control)
-        self.heartbeats = Heartbeats(state, self.loss)
-        self.queue_limits = QueueLimits(state)
-        self._dialer = Dialer(state)
+        #: connected endpoints for which no queue is made yet, and a lock that is held while it is
+        self.unqueued: deque[Endpoint] = deque()
+        self._queueing = threading.RLock()
+
+    @made_once
+    def no_peer(self) -> NoPeer:
+        return NoPeer(self.state)
+
+    @made_once
+    def credits(self) -> Credits:
+        return Credits(self.state)
+
+    @made_once
+    def log_reader(self) -> LogReader:
+        return LogReader(self.state)
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether this is a SUB that connects with `?begin=`."""
+        return "log_reader" in self.__dict__ and self.log_reader.positions is not None
+
+    @made_once
+    def orphans(self) -> Orphans:
+        return Orphans(self.state, self.credits)
+
+    @made_once
+    def loss(self) -> ConnectionLoss:
+        return ConnectionLoss(self.state, self.no_peer, self.credits, self.log_reader, self.orphans)
+
+    @made_once
+    def control(self) -> Controls:
+        return Controls(self.state, self.credits, self.log_reader, self.loss)
+
+    @made_once
+    def admission(self) -> ConnectionAdmission:
+        return ConnectionAdmission(
+            self.state, self.no_peer, self.log_reader, self.orphans, self.loss, self.control
+        )
+
+    @made_once
+    def heartbeats(self) -> Heartbeats:
+        return Heartbeats(self.state, self.loss)
+
+    @made_once
+    def queue_limits(self) -> QueueLimits:
+        return QueueLimits(self.state)
+
+    @made_once
+    def _dialer(self) -> Dialer:
+        return Dialer(self.state)
 
     def infos(self) -> list[PeerInfo]:
         """Every connected peer, for display."""
@@ -101,7 +142,7 @@ class Connections:
             )
         check_begin(address, self._pattern, bound=True)
         record = Endpoint(address, time.monotonic(), outgoing=False)
-        prepare = self._preparation(address)
+        prepare = self._dialer.preparation(address)
         if prepare is not None:
             prepare()
         try:
@@ -110,9 +151,9 @@ class Connections:
                 registry.open_transport(address.scheme, self._dialer.transport_options(socket)),
                 address,
                 hello=self._dialer.hello,
-                on_connected=partial(self.admission.connected, record),
+                on_connected=partial(self._connected, record),
                 on_failed=partial(self._refused, record),
-                admits=partial(self.admission.check_admission, record),
+                admits=lambda agreement: self.admission.check_admission(record, agreement),
                 backlog=socket.backlog,
                 handshake_timeout=handshake_timeout(socket),
                 upgrades=self._dialer.upgrade,
@@ -131,7 +172,6 @@ class Connections:
             record.close()
             raise Closed("the socket is closed")
         self.state.emit(EventKind.LISTENING, str(record.address))
-        self.schedule_checks()
         return str(record.address)
 
     def connect(self, endpoint: str) -> Endpoint:
@@ -139,7 +179,7 @@ class Connections:
         socket = self.state.owner()
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
-        if check_begin(address, self._pattern):
+        if address.begin and check_begin(address, self._pattern):
             with self._lock:
                 self._check_once(address)
                 self.log_reader.positions = self.log_reader.positions or TopicPositions()
@@ -148,9 +188,10 @@ class Connections:
         with self._lock:
             self.state.owner()
             self.state.endpoints.append(record)
-        self.loss.queue_for(record)
+        self._queue_later(socket, record)
         try:
             if directory is not None:
+                self.make_queues()
                 record.connector = DirectoryConnector(self, record, directory)
             else:
                 self._reach(socket, record)
@@ -160,7 +201,8 @@ class Connections:
         if self.state.closing:  # another thread closed the socket and found no connector here
             record.close()
             raise Closed("the socket is closed")
-        self.schedule_checks()
+        if socket.adaptive_hwm:
+            self.queue_limits.schedule()
         if (address.policy or self._context.transport_config.policy) == "require":
             self._await_handshake(record, handshake_timeout(socket))
         return record
@@ -175,22 +217,47 @@ class Connections:
                 )
 
     def _reach(self, socket: Socket, record: Endpoint) -> None:
-        address = record.address
+        address, dialer = record.address, self._dialer
         record.connector = reach(
             self._context.reactor,
-            registry.open_transport(address.scheme, self._dialer.transport_options(socket)),
+            registry.open_transport(address.scheme, dialer.transport_options(socket)),
             address,
-            hello=partial(self._dialer.hello, new_nonce(), address),
-            on_connected=partial(self.admission.connected, record),
-            on_failed=partial(self.admission.failed, record),
-            admits=partial(self.admission.check_admission, record),
-            begins=partial(self.admission.check_handshake, record),
-            on_delayed=partial(self.state.emit, EventKind.CONNECT_DELAYED, str(address)),
-            on_retried=partial(self._retried, str(address)),
-            options=replace(self._dialer.connect_options(socket), prepare=self._preparation(address)),
-            upgrades=self._dialer.upgrade,
+            hello=lambda: dialer.hello(record),
+            on_connected=partial(self._connected, record),
+            on_failed=lambda error: self.admission.failed(record, error),
+            admits=lambda agreement: self.admission.check_admission(record, agreement),
+            begins=lambda: self.admission.check_handshake(record),
+            on_delayed=lambda: self.state.emit(EventKind.CONNECT_DELAYED, str(address)),
+            on_retried=partial(self._retried, address),
+            on_begin=self.make_queues,
+            options=dialer.connect_options(socket, dialer.preparation(address)),
+            upgrades=dialer.upgrade,
             credentials=self._context.credentials,
         )
+
+    def _connected(self, record: Endpoint, made: Connected) -> None:
+        """Takes a connection from the reactor. The first one starts the checks of the peers."""
+        self.admission.connected(record, made)
+        self.schedule_checks()
+
+    def _queue_later(self, socket: Socket, record: Endpoint) -> None:
+        """Has messages queued for the endpoint until it is connected (lazy connect), from the first on."""
+        if socket.immediate or self._pattern.send_mode is not SendMode.ROUND_ROBIN:
+            return
+        with self._queueing:
+            self.unqueued.append(record)
+            if self.state.peers:  # the core sends alone, and it has to see this queue, too
+                self.make_queues()
+
+    def make_queues(self) -> None:
+        """Makes the queues that are due: before the program sends or asks for room, and before the reactor
+        connects."""
+        if not self.unqueued or self._context.forked:
+            return
+        with self._queueing:
+            while self.unqueued:
+                self.loss.queue_for(self.unqueued[0])
+                self.unqueued.popleft()
 
     def reach_member(self, follower: DirectoryConnector, address: Address) -> Endpoint | None:
         """Starts to connect to a member of an endpoint that stands for many. None: the endpoint or the socket
@@ -212,7 +279,6 @@ class Connections:
         if not wanted:  # another thread gave it up and may have found no connector here
             record.close()
             return None
-        self.schedule_checks()
         return record
 
     def release(self, endpoint: str, bound: bool) -> Endpoint:
@@ -273,10 +339,10 @@ class Connections:
 
     # -- failures of connectors and acceptors -------------------------------------------------------
 
-    def _retried(self, endpoint: str, pause: float) -> None:
+    def _retried(self, address: Address, pause: float) -> None:
         """Records that the connector tries again after this pause, in seconds."""
         self.state.count("retried")
-        self.state.emit(EventKind.CONNECT_RETRIED, endpoint)
+        self.state.emit(EventKind.CONNECT_RETRIED, str(address))
 
     def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
         """Records an accepted connection that failed."""
@@ -338,16 +404,28 @@ class Connections:
 
     def _begin_close(self) -> tuple[list[Endpoint], list[Peer], list[Any], list[Orphan]]:
         """From now on nothing is added. No message of a lost connection is between two lists then."""
+        with self._lock:
+            if not self._have_orphans:
+                return self._stop()
         while True:
             settled = self.orphans.wait_for_moves()
             with self.orphans.offers_blocked(), self._lock:
                 if settled and self.orphans.moving:
                     continue  # another connection was lost meanwhile
-                self.state.closing = True
-                endpoints, self.state.endpoints = self.state.endpoints, []
-                timers, self.state.timers = list(self.state.timers.values()), {}
-                self.state.changed.notify_all()
-                return endpoints, list(self.state.peers.values()), timers, self.orphans.take_all()
+                return self._stop()
+
+    def _stop(self) -> tuple[list[Endpoint], list[Peer], list[Any], list[Orphan]]:
+        self.state.closing = True
+        endpoints, self.state.endpoints = self.state.endpoints, []
+        timers, self.state.timers = list(self.state.timers.values()), {}
+        self.state.changed.notify_all()
+        orphans = self.orphans.take_all() if self._have_orphans else []
+        return endpoints, list(self.state.peers.values()), timers, orphans
+
+    @property
+    def _have_orphans(self) -> bool:
+        """Whether messages of lost connections wait, or are between two lists. Under the lock."""
+        return "orphans" in self.__dict__ and self.orphans.waiting
 
     def close(self, deadline: float) -> int:
         """Ends everything and returns the number of messages that were not sent. Call `flush` before."""
@@ -360,7 +438,8 @@ class Connections:
         for orphan in orphans:
             if orphan.tracker is not None:
                 orphan.tracker._fail(closed_by_us("the message found a peer"))
-        unsent += self.end(peers, deadline)
+        if peers:
+            unsent += self.end(peers, deadline)
         for record in endpoints:
             record.peer = record.queue = None
         self._pattern.drop("unsent", unsent)
@@ -405,17 +484,6 @@ class Connections:
                 tracker._fail(closed if peer in ours else Broken("the peer closed the connection"))
             peer.part()
         return unsent
-
-    def _preparation(self, address: Address) -> Callable[[], None] | None:
-        """Returns a function that loads what the endpoint's transport needs, if that takes long. Not for the
-        reactor's thread."""
-        if address.scheme in ("inproc", "ipc"):
-            return None
-        offer = self._context.offer
-        if address.scheme == BASE:  # other transports are named by the scheme
-            known, loopback = self._context.credentials.security.any, is_loopback(address.host)
-            offer = permitted(offer, known=known, loopback=loopback)
-        return registry.preparation(offer, address.scheme)
 
 
 def _is_kept(peer: Peer) -> bool:

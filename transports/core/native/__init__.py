@@ -8,6 +8,7 @@ connection       a link as Python sees it: its counters and limits, and why it e
 cuda             memory, copies, events and handles of a GPU, for any thread
 dlpack           DLPack's capsules, given and read
 draining         a send of large memory stays until the kernel has it, as long as that makes progress
+events           the descriptors that a socket's threads sleep on, made when one sleeps
 fetched_frames   payloads that the peer announced, and that a Stream READs by RDMA
 filling          memory that is sent while it is filled, from its beginning on
 flusher          the native thread as Python sees it, and the release of finished Python objects
@@ -47,12 +48,13 @@ verbs            devices and regions of libibverbs
 Stream and SocketBase are classes in layers, one file each; each derives from the one above it:
 
     a stream, one for a connection             a socket's core, whose streams it holds
-    Connection   connection.pyx                Sending      peer_choice.pyx
-    Outgoing     outgoing.pyx                  Reading      reading.pyx
-    Large        large_frames.pyx              Receiving    receiving.pyx
-    Fetched      fetched_frames.pyx            Attachments  attachment.pyx
-    Incoming     incoming.pyx                  Parts        parts.pyx
-    Stream       stream.pyx                    SocketBase   socket_base.pyx
+    Connection   connection.pyx                Events       events.pyx
+    Outgoing     outgoing.pyx                  Sending      peer_choice.pyx
+    Large        large_frames.pyx              Reading      reading.pyx
+    Fetched      fetched_frames.pyx            Receiving    receiving.pyx
+    Incoming     incoming.pyx                  Attachments  attachment.pyx
+    Stream       stream.pyx                    Parts        parts.pyx
+                                               SocketBase   socket_base.pyx
 """
 
 from transfer.transports.core.native.checksum import crc32c

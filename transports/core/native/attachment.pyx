@@ -71,10 +71,11 @@ cdef class Attachments(Receiving):
     cdef int watch(self, Stream stream) except -1:
         cdef epoll_event event
         cdef int fd = stream.watched_fd()
+        cdef int epoll_fd = self.epoll_of_streams()
         event.events = EPOLLIN
         event.data.fd = fd
         self.by_fd[fd] = stream
-        if epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
+        if epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
             del self.by_fd[fd]
             raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
         if self.reader.reads < 0 and len(self.by_fd) > 1:
@@ -84,9 +85,10 @@ cdef class Attachments(Receiving):
     cdef int watch_foreign(self, int fd) except -1:
         """Foreign streams that share a descriptor share its entry in the epoll set."""
         cdef epoll_event event
+        cdef int epoll_fd = self.epoll_of_streams()
         event.events = EPOLLIN
         event.data.fd = fd
-        if fd not in self.foreign_fds and epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
+        if fd not in self.foreign_fds and epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
             raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
         self.foreign_fds[fd] = self.foreign_fds.get(fd, 0) + 1
         return 0

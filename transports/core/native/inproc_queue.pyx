@@ -48,11 +48,11 @@ cdef class Wake:
     cdef int notify(self) except -1:
         cdef uint64_t one = 1
         cdef Sending core = <Sending>self.core()
-        if core is None or core.receive_event < 0:
+        if core is None:
             return 0
-        if self.room:
+        if self.room and core.send_event >= 0:  # else no thread has slept on it: one that will looks first
             write_fd(core.send_event, &one, 8)
-        if (not self.room or core.exposed) and not core.event_set:
+        if (not self.room or core.exposed) and not core.event_set and core.receive_event >= 0:
             core.event_set = True
             write_fd(core.receive_event, &one, 8)
         return 0
@@ -398,8 +398,8 @@ cdef bint has_unread(list streams) noexcept:
 
 
 cdef bint all_idle(list streams) noexcept:
-    """Whether all of these streams are ends, and none has anything for the reader. If so, the next message wakes
-    it."""
+    """Whether all of these streams are ends, and none has anything for the reader. If so, the next message
+    wakes it."""
     cdef bint idle = True
     for stream in streams:
         if not isinstance(stream, InprocEnd) or not (<InprocEnd>stream).is_idle():

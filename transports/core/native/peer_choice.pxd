@@ -2,12 +2,13 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+from transfer.transports.core.native.events cimport Events
 from transfer.transports.core.native.flusher cimport Flusher
 from transfer.transports.core.native.pool cimport Pool
 from transfer.transports.core.native.stream cimport Stream
 
 
-cdef class Sending:
+cdef class Sending(Events):
     cdef readonly int socket_type
     cdef readonly int send_mode
     cdef readonly Flusher flusher
@@ -15,7 +16,6 @@ cdef class Sending:
     cdef public long long send_timeout
     cdef public Py_ssize_t copy_threshold
     cdef public long long _long_wait  # ms in one call after which `_on_long_wait` is called, and again
-    cdef readonly bint closed
     cdef public uint64_t messages_sent
     cdef public uint64_t bytes_sent
     cdef public uint64_t dropped_no_peer
@@ -27,12 +27,7 @@ cdef class Sending:
     cdef list foreign_outs
     cdef Py_ssize_t next_out
     cdef size_t refused_size        # payload bytes of the message that no peer had room for
-    # descriptors: both events wake waiters, the first lies in the epoll set
-    cdef int epoll_fd
-    cdef int receive_event
-    cdef int send_event
     cdef bint exposed               # the user has the descriptor
-    cdef bint event_set
     cdef bint receiving             # a thread is in a receive
     cdef int waiting                # threads that sleep in poll or epoll
     cdef object __weakref__

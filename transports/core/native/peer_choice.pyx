@@ -15,6 +15,7 @@ from transfer.transports.errors import (
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add_int, load_int, load_signed, store_int
 from transfer.transports.core.native.draining cimport drain
+from transfer.transports.core.native.events cimport Events
 from transfer.transports.core.native.flusher cimport check_signals, inform
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
@@ -35,7 +36,7 @@ cdef enum:
     LOOK_MS = 100
 
 
-cdef class Sending:
+cdef class Sending(Events):
     """Distributors over streams: round robin that skips full ones, and fan-out by subscription."""
 
     cdef Stream push_one(self, bytes data, tuple parts, Py_ssize_t size, uint64_t sequence):
@@ -350,8 +351,7 @@ cdef class Sending:
         cdef pollfd watched[MAX_POLLED]
         cdef list streams = []
         cdef Stream stream
-        cdef int count = 1
-        cdef int answer, error
+        cdef int answer, error, count = 1
         cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef uint64_t drained
@@ -360,7 +360,7 @@ cdef class Sending:
             if begin >= deadline:
                 return False
             wait = <int>min((deadline - begin + 999999) // 1000000, LOOK_MS)
-        watched[0].fd = self.send_event
+        watched[0].fd = self.event_of_senders()
         watched[0].events = POLLIN
         watched[0].revents = 0
         for candidate in (self.outs if only is None else (only,)):

@@ -77,7 +77,9 @@ cdef class Reading(Sending):
     cdef bint look(self) except -1:
         """Calls epoll once, without waiting. Returns whether a stream is ready."""
         cdef epoll_event events[MAX_EVENTS]
-        cdef int count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+        cdef int count = 0
+        if self.epoll_fd >= 0:
+            count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
         return self.take_events(events, count)
 
     cdef bint take_events(self, epoll_event* events, int count) except -1:

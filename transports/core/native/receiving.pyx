@@ -227,6 +227,7 @@ cdef class Receiving(Reading):
         if deadline >= 0:
             if begin >= deadline:
                 return False
+        self.epoll_of_all()
         self.waiting += 1
         try:
             if self.spin_us:
@@ -304,8 +305,8 @@ cdef class Receiving(Reading):
     def _notify(self):
         """Wakes every thread that waits in this socket; they check again."""
         cdef uint64_t one = 1
-        if self.receive_event < 0:
-            return
-        self.event_set = True
-        write_fd(self.receive_event, &one, 8)
-        write_fd(self.send_event, &one, 8)
+        if self.receive_event >= 0:
+            self.event_set = True
+            write_fd(self.receive_event, &one, 8)
+        if self.send_event >= 0:
+            write_fd(self.send_event, &one, 8)

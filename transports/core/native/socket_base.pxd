@@ -11,7 +11,6 @@ cdef class SocketBase(Parts):
     cdef public Turn _turn
     cdef public object _frame_class  # of a subclass that converts data and trackers; else None
 
-    cdef void close_descriptors(self) noexcept
     cdef bint send_in_turn(self, bytes data) except -1
     cdef bint ask(self, Turn turn, bytes data) except -1
     cdef bint reply(self, Turn turn, bytes data) except -1

@@ -10,11 +10,9 @@ from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
-from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
 
-from transfer.transports.descriptors import descriptor_hint
-from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescriptors, TransferError
+from transfer.transports.errors import Again, Broken, NotSupported, TransferError
 
 from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.flusher cimport Flusher
@@ -29,10 +27,6 @@ from transfer.transports.core.native.parts cimport (
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
 from transfer.transports.core.native.stream cimport Stream
-from transfer.transports.core.native.system cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
-    epoll_event, eventfd,
-)
 from transfer.transports.core.native.req_rep_turn cimport Turn
 
 cdef extern from "pythread.h" nogil:
@@ -57,7 +51,6 @@ cdef class SocketBase(Parts):
 
     def __cinit__(self, int socket_type, int send_mode, int receive_mode, Flusher flusher, Pool pool,
                   *args, **kwargs):
-        cdef epoll_event event
         self.socket_type = socket_type
         self.send_mode = send_mode
         self.receive_mode = receive_mode
@@ -77,16 +70,9 @@ cdef class SocketBase(Parts):
         self.foreign_fds = {}
         self.prefixes = {}
         self.prefix_lengths = ()
-        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-        self.receive_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        self.send_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         self.lock = PyThread_allocate_lock()
-        if self.epoll_fd < 0 or self.receive_event < 0 or self.send_event < 0 or self.lock == NULL:
-            self.close_descriptors()
-            raise OutOfDescriptors("no descriptors left for a socket", hint=descriptor_hint())
-        event.events = EPOLLIN
-        event.data.fd = self.receive_event
-        epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, self.receive_event, &event)
+        if self.lock == NULL:
+            raise MemoryError
 
     def __init__(self, socket_type, send_mode, receive_mode, flusher, pool):
         pass
@@ -94,17 +80,7 @@ cdef class SocketBase(Parts):
     def __dealloc__(self):
         free(self.reader.data)
         if self.lock != NULL:  # else `__cinit__` has failed before
-            self.close_descriptors()
             PyThread_free_lock(self.lock)
-
-    cdef void close_descriptors(self) noexcept:
-        if self.epoll_fd >= 0:
-            close_fd(self.epoll_fd)
-        if self.receive_event >= 0:
-            close_fd(self.receive_event)
-        if self.send_event >= 0:
-            close_fd(self.send_event)
-        self.epoll_fd = self.receive_event = self.send_event = -1
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -406,6 +382,7 @@ cdef class SocketBase(Parts):
         """A descriptor that is readable when recv may succeed; watch it for reading only."""
         self.check_usable()
         if not self.exposed:
+            self.epoll_of_all()
             self.exposed = True
             self.signal()
         return self.epoll_fd
