@@ -125,8 +125,8 @@ cdef class Sending(Events):
         return answer
 
     cdef Py_ssize_t push_run(self, Stream stream, tuple messages, Py_ssize_t first) except -1:
-        """Pushes small messages of `bytes`, from `first` on, until one is of another kind or there is no room:
-        how many. The mutex is taken once for as many as are written at a time."""
+        """Pushes small messages of `bytes`, from `first` on, until one is of another kind or has no room: how
+        many. The mutex is taken once for as many as are written at a time."""
         cdef link_t* link = stream.link
         cdef Py_ssize_t place = first
         cdef Py_ssize_t size
