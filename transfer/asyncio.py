@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from transfer.constants import DONTWAIT, POLLIN
@@ -97,6 +97,11 @@ class Socket(SocketMethods):
     async def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of one message, as `Socket.recv_multipart`."""
         return await self._receive_by(super().recv_multipart, flags, copy=copy)
+
+    async def recv_many(self, most: int, flags: int = 0) -> list[Any]:
+        """Receives messages that are here already, and waits only for the first, as `Socket.recv_many`."""
+        receive = super().recv_many
+        return await self._receive_by(lambda own: receive(most, own), flags)
 
     async def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text, as `Socket.recv_string`."""
@@ -239,6 +244,19 @@ class Socket(SocketMethods):
     ) -> Tracker | None:
         """Sends several parts as one message, as `Socket.send_multipart`."""
         return await self._send_by(super().send_multipart, msg_parts, flags=flags, copy=copy, track=track)
+
+    async def send_many(self, messages: Iterable[Buffer], flags: int = 0) -> int:
+        """Sends each of these as a message of one part, as `Socket.send_many`."""
+        left, done = list(messages), 0
+        while left:
+            try:
+                sent = await self._send_by(super().send_many, left, flags=flags)
+            except Again:
+                if done:
+                    break
+                raise
+            done, left = done + sent, left[sent:]
+        return done
 
     async def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
         """Sends a text as one part, as `Socket.send_string`."""

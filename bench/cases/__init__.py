@@ -9,6 +9,7 @@ from bench.work import Case
 ZMQ_LOOPS = (
     *("send", "send_1k", "keyword", "parts", "multipart", "poller_1", "poller_2", "poller_16"),
     *("router_echo", "dealer_router", "req_rep", "pub_sub", "many", "inproc", "miss", "lives"),
+    *("awaiting", "hoisted", "batches"),
 )
 #: name -> module; a module's CASES holds its cases by name
 MODULES = {

@@ -1,7 +1,11 @@
-"""The loops of pyzmq's programs, called as they call: on pyzmq, and on `transfer.zmq` in its place."""
+"""The loops of pyzmq's programs, called as they call: on pyzmq, and on `transfer.zmq` in its place.
+
+Three more are programs of `transfer` itself, beside the fastest that pyzmq has for the same work.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -16,10 +20,12 @@ PATIENCE_MS = 60_000
 WINDOW = 100
 SENDERS = 32
 PARTS = 3
+BATCH = 64
 
 
-def library(peer: str) -> Any:
-    return import_module(LIBRARIES[peer])
+def library(peer: str, work: Work) -> Any:
+    name = LIBRARIES[peer]
+    return import_module("transfer" if work.params.get("native") and peer == "transfer" else name)
 
 
 def socket_of(zmq: Any, kind: str, context: Any = None) -> Any:
@@ -31,8 +37,9 @@ def socket_of(zmq: Any, kind: str, context: Any = None) -> Any:
 
 def bound(zmq: Any, kind: str) -> tuple[Any, str]:
     made = socket_of(zmq, kind)
-    port = made.bind_to_random_port("tcp://127.0.0.1")
-    return made, f"tcp://127.0.0.1:{port}"
+    made.bind("tcp://127.0.0.1:*")
+    address = made.last_endpoint
+    return made, address if isinstance(address, str) else address.decode()
 
 
 # --- what a sender does with its socket, so many times ---------------------------------------------
@@ -71,6 +78,31 @@ def echo_client(zmq: Any, sock: Any, data: bytes, count: int) -> None:
         sock.recv()
 
 
+def send_hoisted(zmq: Any, sock: Any, data: bytes, count: int) -> None:
+    send = sock.send
+    for _ in range(count):
+        send(data)
+
+
+def send_batches(zmq: Any, sock: Any, data: bytes, count: int) -> None:
+    if not hasattr(sock, "send_many"):  # pyzmq has no such call
+        return send_hoisted(zmq, sock, data, count)
+    batch = [data] * BATCH
+    for _ in range(count // BATCH):
+        sock.send_many(batch)
+    sock.send_many(batch[: count % BATCH])
+
+
+def send_awaiting(zmq: Any, sock: Any, data: bytes, count: int) -> None:
+    awaiting = import_module(f"{zmq.__name__}.asyncio").Socket.shadow(sock)
+
+    async def run() -> None:
+        for _ in range(count):
+            await awaiting.send(data)
+
+    asyncio.run(run())
+
+
 def ask(zmq: Any, sock: Any, data: bytes, count: int) -> None:
     for _ in range(count):
         sock.send(data)
@@ -83,6 +115,29 @@ def ask(zmq: Any, sock: Any, data: bytes, count: int) -> None:
 def recv(zmq: Any, sock: Any, count: int) -> None:
     for _ in range(count):
         sock.recv()
+
+
+def recv_hoisted(zmq: Any, sock: Any, count: int) -> None:
+    recv = sock.recv
+    for _ in range(count):
+        recv()
+
+
+def recv_batches(zmq: Any, sock: Any, count: int) -> None:
+    if not hasattr(sock, "recv_many"):
+        return recv_hoisted(zmq, sock, count)
+    while count > 0:
+        count -= len(sock.recv_many(min(BATCH, count)))
+
+
+def recv_awaiting(zmq: Any, sock: Any, count: int) -> None:
+    awaiting = import_module(f"{zmq.__name__}.asyncio").Socket.shadow(sock)
+
+    async def run() -> None:
+        for _ in range(count):
+            await awaiting.recv()
+
+    asyncio.run(run())
 
 
 def recv_parts(zmq: Any, sock: Any, count: int) -> None:
@@ -140,11 +195,18 @@ LOOPS: dict[str, tuple[str, str, str, Any, Any, int, int]] = {
     "dealer_router": ("DEALER to ROUTER", "DEALER", "ROUTER", send, recv_multipart, 64, 150_000),
     "req_rep": ("REQ, REP", "REQ", "REP", ask, answer, 64, 10_000),
     "pub_sub": ("PUB, SUB", "PUB", "SUB", send, recv, 64, 300_000),
+    "awaiting": ("await s.send(b), await s.recv()", "PUSH", "PULL", send_awaiting, recv_awaiting, 64, 60_000),
+    "hoisted": ("send = s.send; send(b)", "PUSH", "PULL", send_hoisted, recv_hoisted, 64, 600_000),
+    "batches": (f"send_many, recv_many of {BATCH}", "PUSH", "PULL", send_batches, recv_batches, 64, 900_000),
 }  # fmt: skip
 
 
+#: called at `transfer` itself
+NATIVE = ("hoisted", "batches")
+
+
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
-    zmq = library(peer)
+    zmq = library(peer, work)
     loop = LOOPS[work.params["loop"]]
     sock, address = bound(zmq, loop[2])
     if loop[2] == "SUB":
@@ -162,7 +224,7 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
-    zmq = library(peer)
+    zmq = library(peer, work)
     loop = LOOPS[work.params["loop"]]
     sock = socket_of(zmq, "XPUB" if peer == "pyzmq" and loop[1] == "PUB" else loop[1])
     if loop[1] == "PUB":
@@ -197,7 +259,7 @@ def measure(work: Work, peer: str) -> Sample:
 
 
 def many_senders(peer: str, work: Work, link: Link) -> Outcome:
-    zmq = library(peer)
+    zmq = library(peer, work)
     address = link.receive()
     sockets = [socket_of(zmq, "PUSH") for _ in range(SENDERS)]
     for one in sockets:
@@ -268,7 +330,7 @@ ALONE: dict[str, tuple[str, Any, int]] = {
 
 
 def alone(peer: str, work: Work, links: list[Link]) -> Outcome:
-    zmq = library(peer)
+    zmq = library(peer, work)
     loop = ALONE[work.params["loop"]][1]
     loop(zmq, Work(work.case, work.label, work.size, max(1, work.count // 20), 0, work.peers))
     clock = Clock()
@@ -293,11 +355,12 @@ def _case(name: str, about: str, size: int, count: int, measured: Any) -> Case:
     def works(quick: bool) -> list[Work]:
         number = count // (5 if quick else 1)
         number -= number % SENDERS
-        params = {"loop": name if name != "many" else "send"}
+        params = {"loop": name if name != "many" else "send", "native": name in NATIVE}
         warm = SENDERS * max(1, number // 20 // SENDERS)
         return [Work(f"zmq_{name}", f"{size}B", size, number, warm, ("transfer", "pyzmq"), 1, params)]
 
-    return Case(f"zmq_{name}", f"transfer.zmq: {about}", works, measured, metric, any_transport=False)
+    where = "transfer" if name in NATIVE else "transfer.zmq"
+    return Case(f"zmq_{name}", f"{where}: {about}", works, measured, metric, any_transport=False)
 
 
 CASES = {f"zmq_{name}": _case(name, loop[0], loop[5], loop[6], measure) for name, loop in LOOPS.items()}

@@ -38,6 +38,8 @@ SHARED = {
     "send",
     "recv",
     "recv_multipart",
+    "send_many",
+    "recv_many",
     "send_multipart",
 }
 

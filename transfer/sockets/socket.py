@@ -559,6 +559,35 @@ class Socket(Base):
                 Again, Closed, StateError, NotSupported: as in `send`.
             """
 
+        def send_many(self, messages: Iterable[Buffer], flags: int = 0) -> int:
+            """Sends each of these as a message of one part, in order: for programs with many small messages.
+
+            Args:
+                messages: objects with contiguous buffers.
+                flags: DONTWAIT, or 0. Each message may wait for `sndtimeo`.
+
+            Returns:
+                How many were sent: all, or fewer where a later one had no room in time.
+
+            Raises:
+                Again: none was sent, since no peer had room in time.
+                Closed, StateError, NotSupported: as in `send`; some may have been sent.
+            """
+
+        def recv_many(self, most: int, flags: int = 0) -> list[Any]:
+            """Receives messages that are here already, and waits only for the first.
+
+            Args:
+                most: how many messages at most, 1 or more.
+                flags: DONTWAIT, or 0.
+
+            Returns:
+                At least one message, in order: `bytes`, or a list of `bytes` for a message of several parts.
+
+            Raises:
+                Again, Closed, StateError, NotSupported: as in `recv`.
+            """
+
         @overload
         def recv_multipart(
             self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...

@@ -13,7 +13,7 @@ import asyncio
 import os
 import warnings
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
@@ -96,6 +96,11 @@ class Socket(Front):
     def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> Future[Any]: ...
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future of one part."""
+        watch, sync = self._transfer_watch, self._transfer_socket
+        if flags == 0 and not watch.receivers:
+            future = watch.at_once(sync.recv, DONTWAIT, copy)
+            if future is not None:
+                return future
         return self._transfer_receive(lambda: self._transfer_socket.recv(DONTWAIT, copy), flags)
 
     @overload
@@ -112,6 +117,11 @@ class Socket(Front):
     def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> Future[list[Any]]: ...
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future of all parts of a message."""
+        watch, sync = self._transfer_watch, self._transfer_socket
+        if flags == 0 and not watch.receivers:
+            future = watch.at_once(sync.recv_multipart, DONTWAIT, copy)
+            if future is not None:
+                return future
         return self._transfer_receive(lambda: self._transfer_socket.recv_multipart(DONTWAIT, copy), flags)
 
     def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Future[int]:
@@ -130,6 +140,11 @@ class Socket(Front):
     ) -> Future[MessageTracker | None]: ...
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future that is done when the socket has taken the part."""
+        watch, sync = self._transfer_watch, self._transfer_socket
+        if flags == 0 and not watch.senders:
+            future = watch.at_once(sync.send, data, DONTWAIT, copy, track)
+            if future is not None:
+                return future
         own = flags_of(flags) | DONTWAIT
         return self._transfer_send(lambda: self._transfer_socket.send(data, own, copy, track), flags)
 
@@ -145,10 +160,25 @@ class Socket(Front):
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Future[Any]:
         """Returns a future that is done when the socket has taken the message."""
+        watch, sync = self._transfer_watch, self._transfer_socket
+        if flags == 0 and not watch.senders:
+            future = watch.at_once(sync.send_multipart, msg_parts, DONTWAIT, copy, track)
+            if future is not None:
+                return future
         own = flags_of(flags) | DONTWAIT
         return self._transfer_send(
             lambda: self._transfer_socket.send_multipart(msg_parts, own, copy, track), flags
         )
+
+    def recv_many(self, most: int, flags: int = 0) -> Future[list[Any]]:
+        """Returns a future of messages that are here; it waits only for the first."""
+        own = flags_of(flags) | DONTWAIT
+        return self._transfer_receive(lambda: self._transfer_socket.recv_many(most, own), flags)
+
+    def send_many(self, messages: Iterable[Buffer], flags: int = 0) -> Future[int]:
+        """Returns a future of the number of messages that the socket has taken, of one part each."""
+        own, given = flags_of(flags) | DONTWAIT, list(messages)
+        return self._transfer_send(lambda: self._transfer_socket.send_many(given, own), flags)
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Future[int]:
         """Returns a future of the ready bits; 0 after `timeout` ms."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.constants import POLLIN
+from transfer.patterns.base import ReceiveMode
 from transfer.sockets.connections.no_peer import LongWait
 from transfer.transports.errors import Again
 
@@ -49,6 +50,7 @@ class Watch:
 
     def __init__(self, sync: Any) -> None:
         self._sync = sync
+        self._only_sends = sync._pattern.receive_mode is ReceiveMode.NONE
         self._loop: asyncio.AbstractEventLoop | None = None
         self.receivers: deque[Waiter] = deque()
         self.senders: deque[Waiter] = deque()
@@ -81,6 +83,17 @@ class Watch:
             future.add_done_callback(lambda _: handle.cancel())
         self._pause = _SOON
         self._arm()
+        return future
+
+    def at_once(self, call: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any] | None:
+        """Returns the future of a call that need not wait, as most; None: `begin` has to try it."""
+        loop = asyncio.get_running_loop()  # before the call: without a loop its message would be lost
+        try:
+            result = call(*arguments)
+        except Exception:  # noqa: BLE001 - `begin` tries again, and puts an error into the future
+            return None
+        future = loop.create_future()
+        future.set_result(result)
         return future
 
     def amend(self, future: asyncio.Future[Any], load: Callable[[Any], Any]) -> asyncio.Future[Any]:
@@ -129,15 +142,17 @@ class Watch:
         """Registers with the loop for exactly the events that the waiters need."""
         loop = self._loop
         assert loop is not None
-        reads = any(not w.future.done() for w in (*self.receivers, *self.pollers))
+        # That of a socket that only sends tells of room, after a send that found none.
+        senders = self.senders if self._only_sends else ()
+        reads = any(not w.future.done() for w in (*self.receivers, *self.pollers, *senders))
         if reads and self._fd < 0:
             self._fd = self._sync.fileno()
             loop.add_reader(self._fd, self._serve_waiters)
         elif not reads:
             self._stop_reading()
-        # The descriptor does not signal room to send, nor a REQ whose peer is lost.
-        silent = self.senders or self.pollers or (self.receivers and not self._sync._fd_signals(POLLIN))
-        if silent and self._timer is None:
+        # That of others does not, nor of a REQ whose peer is lost.
+        silent = bool((self.senders and not senders) or self.pollers)
+        if (silent or (self.receivers and not self._sync._fd_signals(POLLIN))) and self._timer is None:
             self._timer = loop.call_later(self._pause, self._on_timer)
             self._pause = min(_LATER, self._pause * 2)
 

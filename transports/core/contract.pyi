@@ -456,6 +456,11 @@ class SocketBase:
     def send_multipart(self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Fast: a list of `bytes`, as for `send`, or a ROUTER's for a peer whose stream has an `identity`.
         Else `_send_multipart(...)`."""
+    def send_many(self, messages: Iterable[Any], flags: int = 0) -> int:
+        """Each as a message of one part; how many were sent. Again: none."""
+    def recv_many(self, most: int, flags: int = 0) -> list[Any]:
+        """The next message, and plain ones that were read ahead of the same peer, if it is one of those:
+        `bytes`, or a list of `bytes` for several parts."""
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Fast: as for `recv`, where all parts are plain and have arrived; also for a ROUTER. Else
         `_recv_multipart(flags, copy)`."""

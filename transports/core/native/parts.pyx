@@ -16,6 +16,7 @@ from libc.stdint cimport uint64_t
 
 from transfer.transports.arguments import flags_of
 from transfer.transports.core.wire import MAX_FRAMES
+from transfer.transports.errors import Again, OptionError
 
 from transfer.transports.core.native.inproc_calls cimport has_plain, push_plain, push_to_end, take_plain
 from transfer.transports.core.native.kernel_writes cimport F_MORE, HEADER, MAGIC, OK, VERSION, header_t
@@ -199,7 +200,50 @@ cdef class Parts(Attachments):
         self._partial.pop(thread, None)
         return True
 
+    def send_many(self, messages, flags=0):
+        """Sends each of these as a message of one part, in order. As `send`; returns how many were sent, if
+        not all of them had room in time."""
+        cdef int bits = bits_of(flags)
+        cdef tuple given = tuple(messages)
+        cdef Py_ssize_t done = 0
+        while done < PyTuple_GET_SIZE(given):
+            if (self.send_mode == ROUND_ROBIN and is_usable(self) and not self._general_send
+                    and not self._partial and not self.foreign_outs and not bits & ~DONTWAIT
+                    and len(self.outs) == 1):
+                done += self.push_run(<Stream>self.outs[0], given, done)
+                if done == PyTuple_GET_SIZE(given):
+                    break
+            try:
+                self._send_one(given[done], bits, True, False)
+            except Again:
+                if done:
+                    return done
+                raise
+            done += 1
+        return done
+
     # --- receiving ------------------------------------------------------------------------------
+
+    def recv_many(self, Py_ssize_t most, flags=0):
+        """Receives the messages that are there, at most so many, as `bytes`, or lists of `bytes` for those of
+        several parts. Waits for the first one, as `recv`."""
+        cdef list found = []
+        cdef object stream = None
+        cdef object ahead
+        if most < 1:
+            raise OptionError(f"at most {most} messages", hint="at least 1")
+        ahead = self._read_ahead(most)
+        if ahead is None:
+            message = Parts.recv_multipart(self, flags)
+            return [message[0] if len(message) == 1 else message]
+        stream, found = ahead
+        try:
+            PyErr_CheckSignals()  # a handler that ran later, and raised, would lose them
+        except BaseException:
+            for data in found:
+                self._give_again(stream, [Frame(data)])
+            raise
+        return found
 
     def recv_multipart(self, flags=0, bint copy=True, bint track=False):
         """Receives all parts of one message. As `recv`."""

@@ -34,6 +34,7 @@ cdef class Sending(Events):
 
     cdef Stream push_one(self, bytes data, tuple parts, Py_ssize_t size, uint64_t sequence)
     cdef int push_all(self, bytes data, tuple parts, Py_ssize_t size) except -2
+    cdef Py_ssize_t push_run(self, Stream stream, tuple messages, Py_ssize_t first) except -1
     cdef int push(self, Stream stream, bytes data, tuple parts, Py_ssize_t first, Py_ssize_t size,
                   uint64_t sequence) except -2
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The choice of a stream for a plain message, by the rules of `patterns/`, and the wait for room."""
 
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
@@ -122,6 +123,41 @@ cdef class Sending(Events):
         if load_segment(&link.finished) != NULL:
             stream.reap()
         return answer
+
+    cdef Py_ssize_t push_run(self, Stream stream, tuple messages, Py_ssize_t first) except -1:
+        """Pushes small messages of `bytes`, from `first` on, until one is of another kind or has no room: how
+        many. The mutex is taken once for as many as are written at a time."""
+        cdef link_t* link = stream.link
+        cdef Py_ssize_t place = first
+        cdef Py_ssize_t size
+        cdef int answer = WOULD_BLOCK
+        while answer == WOULD_BLOCK:
+            answer = OK
+            if pthread_mutex_trylock(&link.mutex) != 0:
+                with nogil:
+                    pthread_mutex_lock(&link.mutex)
+            while place < PyTuple_GET_SIZE(messages):
+                message = <object>PyTuple_GET_ITEM(messages, place)
+                if type(message) is not bytes or PyBytes_GET_SIZE(message) >= self.copy_threshold:
+                    break
+                size = PyBytes_GET_SIZE(message)
+                answer = link_push(link, PyBytes_AS_STRING(message), size, 0)
+                if answer != OK and answer != WOULD_BLOCK:
+                    break
+                place += 1
+                self.messages_sent += 1
+                self.bytes_sent += size
+                if answer == WOULD_BLOCK:
+                    break
+            if answer == WOULD_BLOCK:
+                with nogil:
+                    link_write(link)
+                    pthread_mutex_unlock(&link.mutex)
+            else:
+                pthread_mutex_unlock(&link.mutex)
+        if load_segment(&link.finished) != NULL:
+            stream.reap()
+        return place - first
 
     def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
                      released=None, taken=None, bint first=False, bint again=False):

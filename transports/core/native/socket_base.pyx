@@ -246,7 +246,10 @@ cdef class SocketBase(Parts):
         cdef Stream stream = self.current
         cdef Py_ssize_t size = plain_size(self)
         while size >= 0 and len(payloads) < most:
-            payloads.append(PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size))
+            data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
+            if self.receive_mode == FILTERED and not self.is_subscribed(<bytes>data):
+                break
+            payloads.append(data)
             self.reader.start += HEADER + size
             stream.expect_size = 0
             count_one(self, stream, size)

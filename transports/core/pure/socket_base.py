@@ -13,7 +13,7 @@ from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.receiving import Receiving
 from transfer.transports.core.pure.req_rep_turn import Turn
-from transfer.transports.errors import TransferError
+from transfer.transports.errors import Again, OptionError, TransferError
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
@@ -107,6 +107,24 @@ class SocketBase(Sending, Receiving):
 
     def send_multipart(self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         return self._send_multipart(msg_parts, flags_of(flags), copy, track)
+
+    def send_many(self, messages: Any, flags: int = 0) -> int:
+        flags, done = flags_of(flags), 0
+        for data in messages:
+            try:
+                self._send_one(data, flags, True, False)
+            except Again:
+                if done:
+                    break
+                raise
+            done += 1
+        return done
+
+    def recv_many(self, most: int, flags: int = 0) -> list[Any]:
+        if most < 1:
+            raise OptionError(f"at most {most} messages", hint="at least 1")
+        parts = SocketBase.recv_multipart(self, flags)
+        return [parts[0] if len(parts) == 1 else parts]
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         return self._recv_multipart(flags_of(flags), copy)

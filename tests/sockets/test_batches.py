@@ -1,0 +1,116 @@
+"""send_many and recv_many: many small messages in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+import transfer
+import transfer.asyncio
+import transfer.zmq
+from tests.sockets.helpers import eventually, pair_of
+from transfer.transports.errors import Again, OptionError, StateError
+
+
+def received(socket, count, most=7):
+    found = []
+    while len(found) < count:
+        batch = socket.recv_many(most)
+        assert 1 <= len(batch) <= most
+        found += batch
+    return found
+
+
+def test_all_messages_in_order(context):
+    push, pull = pair_of(context, transfer.PUSH, transfer.PULL)
+    messages = [b"%d" % number for number in range(500)]
+    assert push.send_many(messages) == 500
+    assert received(pull, 500) == messages
+    assert (push.messages_sent, pull.messages_received) == (500, 500)
+    assert push.bytes_sent == pull.bytes_received == sum(map(len, messages))
+
+
+def test_messages_of_all_kinds(context):
+    push, pull = pair_of(context, transfer.PUSH, transfer.PULL)
+    assert push.send_many(iter([b"a", bytearray(b"b"), memoryview(b"c"), b"d" * 200_000, b""])) == 5
+    push.send_multipart([b"e", b"f"])
+    assert received(pull, 6) == [b"a", b"b", b"c", b"d" * 200_000, b"", [b"e", b"f"]]
+    assert push.send_many([]) == 0
+
+
+def test_what_has_no_room(context):
+    push, pull = pair_of(context, transfer.PUSH, transfer.PULL, sndhwm=10)
+    messages = [b"x" * 50_000] * 1000
+    sent = push.send_many(messages, transfer.DONTWAIT)
+    assert 10 <= sent < 1000
+    with pytest.raises(Again):
+        push.send_many(messages, transfer.DONTWAIT)
+    assert received(pull, sent) == messages[:sent]
+
+
+def test_nothing_is_there(context):
+    _, pull = pair_of(context, transfer.PUSH, transfer.PULL)
+    with pytest.raises(Again):
+        pull.recv_many(5, transfer.DONTWAIT)
+    with pytest.raises(OptionError):
+        pull.recv_many(0)
+
+
+def test_a_subscriber_gets_what_it_wants(context):
+    pub, sub = pair_of(context, transfer.PUB, transfer.SUB)
+    sub.subscribe(b"a")
+    sub.unsubscribe(b"")
+    assert eventually(lambda: not pub.subscribers(b"b") and pub.subscribers(b"a"))
+    assert pub.send_many([b"a1", b"b1", b"a2"]) == 3
+    assert received(sub, 2) == [b"a1", b"a2"]
+
+
+def test_a_req_sends_one(context):
+    req, rep = pair_of(context, transfer.REQ, transfer.REP)
+    with pytest.raises(StateError):
+        req.send_many([b"one", b"two"])
+    assert rep.recv_many(5) == [b"one"]
+
+
+def test_a_handler_that_raises_during_the_wait(context):
+    push, pull = pair_of(context, transfer.PUSH, transfer.PULL)
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            pull.recv_many(3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    push.send_many([b"1", b"2"])
+    assert received(pull, 2) == [b"1", b"2"]
+
+
+def test_in_a_loop_of_asyncio():
+    async def main():
+        with transfer.asyncio.Context() as context:
+            push, pull = context.socket(transfer.PUSH, sndhwm=5), context.socket(transfer.PULL)
+            pull.bind("tcp://127.0.0.1:0")
+            push.connect(pull.last_endpoint)
+            messages = [b"x" * 100_000 + b"%d" % number for number in range(200)]
+            sending = asyncio.ensure_future(push.send_many(messages))
+            found = []
+            while len(found) < 200:
+                found += await asyncio.wait_for(pull.recv_many(9), 20)
+            assert await sending == 200 and found == messages
+
+    asyncio.run(main())
+
+
+def test_pyzmqs_sockets_have_them_too():
+    with transfer.zmq.Context() as context, context.socket(transfer.zmq.PUSH) as push:
+        with context.socket(transfer.zmq.PULL) as pull:
+            push.bind("inproc://many")
+            pull.connect("inproc://many")
+            assert push.send_many([b"a", transfer.zmq.Frame(b"b")]) == 2
+            assert received(pull, 2) == [b"a", b"b"]
