@@ -14,6 +14,7 @@ from transfer.config import exit_linger
 from transfer.sockets import drain
 from transfer.sockets.defaults import PYZMQ
 from transfer.sockets.options import NUMBERS, ONE_TYPE, OPTIONS, READ_ONLY, SocketOptions
+from transfer.transports.core.wire import Flag
 from transfer.transports.errors import Again, Closed, OptionError
 
 from .helpers import eventually, pair_of
@@ -259,3 +260,15 @@ def test_conflate_of_a_sender_keeps_the_newest_and_never_waits(context):
     pull = context.socket(PULL)
     pull.connect(push.last_endpoint)
     assert pull.recv() == b"9"
+
+
+def test_small_messages_have_a_checksum_too(context):
+    """The core sends them alone otherwise, and computes none."""
+    push, pull = pair_of(context, transfer.PUSH, transfer.PULL)
+    found = []
+    for wanted in (True, False):
+        push.checksum = wanted
+        push.send(b"x")
+        push.send_multipart([b"a", b"b"])
+        found += [frame.flags & Flag.CRC for _ in range(2) for frame in pull.recv_frames()]
+    assert found == [Flag.CRC] * 3 + [0] * 3
