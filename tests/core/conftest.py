@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import ModuleType
@@ -119,12 +120,20 @@ class Kit:
 
 
 def recording(base: type) -> type:
+    core_of_base = importlib.import_module(base.__module__.rpartition(".")[0])
+
     class Recording(base):  # type: ignore[misc]
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.controls: list[tuple[Any, bytes]] = []
             self.losses: list[tuple[Any, BaseException]] = []
             self.general: list[tuple[Any, ...]] = []
+            self._here = threading.local()
+
+        def _socket_thread(self) -> Any:
+            if not hasattr(self._here, "thread"):
+                self._here.thread = core_of_base.SocketThread(self._unfinished)
+            return self._here.thread
 
         def _on_control(self, stream: Any, frame: Any) -> None:
             self.controls.append((stream, frame.bytes))

@@ -237,7 +237,7 @@ def test_parts_go_as_one_message_with_the_last_one(kit):
         (b"c" * 100, 0),
     ]
     assert (stream.sent, stream.sent_bytes, socket.messages_sent, socket.bytes_sent) == (1, 101, 1, 101)
-    assert socket._partial == {} and socket.general == []
+    assert socket._unfinished.sending == 0 and socket.general == []
 
 
 def test_parts_of_several_threads_are_messages_of_their_own(kit):

@@ -20,7 +20,7 @@ HOOKS = {
     "_on_long_wait",
     "_on_lost",
     "_on_refused",
-    "_receiving_thread",
+    "_socket_thread",
     "_recv_multipart",
     "_send_multipart",
     "_send_orphans",

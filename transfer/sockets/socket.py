@@ -38,7 +38,7 @@ from transfer.sockets.parts import (
     whole_parts,
 )
 from transfer.sockets.sender import MessageSender
-from transfer.sockets.threads import ReceivingThreads
+from transfer.sockets.threads import SocketThreads
 from transfer.sockets.tracker import Tracker
 from transfer.sockets.unclosed import end_dropped
 from transfer.tensors import TensorMethods
@@ -64,7 +64,6 @@ from transfer.transports.errors import (
     NotSupported,
     OptionError,
     ProtocolError,
-    TransferError,
     UsageError,
 )
 from transfer.transports.uninterrupted import uninterrupted
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
     from transfer.transports.address import Address
-    from transfer.transports.core.contract import Buffer, Frame, ReceivingThread, Sink, SocketBase
+    from transfer.transports.core.contract import Buffer, Frame, Sink, SocketBase, SocketThread
 
     class Base(SocketBase, TensorMethods): ...
 else:
@@ -88,8 +87,6 @@ T = TypeVar("T")
 _LOOK = 50
 #: seconds between two checks of `wait_for_peers` on a SUB, whose acknowledgements arrive with the data
 _ACK_CHECK = 0.005
-#: to keep a message although handlers of signals raise again and again meanwhile; behind a call one may raise
-_TRIES = range(100)
 #: seconds that stand for an endless linger, so that no wait is endless
 _ENDLESS = 3600.0
 
@@ -166,8 +163,8 @@ class Socket(Base):
         self._complete = True
 
     @made_once
-    def _threads(self) -> ReceivingThreads:
-        return ReceivingThreads(partial(self.context.core.ReceivingThread, self._unread))
+    def _threads(self) -> SocketThreads:
+        return SocketThreads(partial(self.context.core.SocketThread, self._unfinished))
 
     # -- options -------------------------------------------------------------------------------------
 
@@ -652,7 +649,7 @@ class Socket(Base):
         return self._send_outframes(parts, flags_of(flags), track, copy)
 
     def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        if flags & SNDMORE or self._partial:
+        if flags & SNDMORE or self._threads.here.thread.begun:
             return self._send_part([(0, 0, None, None, data)], flags, not copy, track)
         return self._send_message([(0, 0, None, None, data)], flags, not copy, track)
 
@@ -662,7 +659,7 @@ class Socket(Base):
         """Sends frames for the tensor methods. copy None: memory is held only until the kernel has it, unless
         it is memory of `Context.empty`."""
         if copy is None and not (
-            flags & ~DONTWAIT or track or self._general_send or self._partial or self._lent
+            flags & ~DONTWAIT or track or self._general_send or self._threads.here.thread.begun or self._lent
         ):
             # The core may do it alone, as a plain send.
             self._send_frames(frames, 0 if flags else self.send_timeout)
@@ -670,12 +667,12 @@ class Socket(Base):
         hold = copy is False
         if copy is None and self._lent:
             hold = any(self.context.is_shared(frame[4]) for frame in frames)
-        if flags & SNDMORE or self._partial:
+        if flags & SNDMORE or self._threads.here.thread.begun:
             return self._send_part(frames, flags, hold, track or hold)
         return self._send_message(frames, flags, hold, track or hold)
 
     def _tensor_capabilities(self, flags: int) -> Capabilities:
-        if flags & SNDMORE or self._partial:
+        if flags & SNDMORE or self._threads.here.thread.begun:
             return Capabilities(host_only="a message of several parts is copied through the host")
         self._links.make_queues()
         return capabilities_of(self._streams(), self._values, self._pattern.send_mode)
@@ -690,17 +687,24 @@ class Socket(Base):
         note_gpu_received(self._links.state, route, self._threads.here.thread.stream)
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
-        thread = threading.get_ident()
+        here = self._threads.here.thread
         if flags & SNDMORE:
             # The caller may change its memory after this returns, and nothing has been sent yet.
             kept = frames if hold else [_owned(frame) for frame in frames]
             self._check_usable()
-            if isinstance(self._pattern, Router) and thread not in self._partial:
+            if isinstance(self._pattern, Router) and not here.begun:
                 self._pattern.addressee(kept[0][4])  # an unknown identity is refused as early as it can be
-            self._partial.setdefault(thread, []).extend(kept)
+            here.begin(kept)
             return None
-        parts = [*self._partial.pop(thread, ()), *frames]
-        return self._send_message(parts, flags, hold, track)
+        try:
+            sent = self._send_message([*here.begun, *frames], flags, hold, track)
+        except Again:  # the last part may be sent again
+            raise
+        except BaseException:
+            here.end()
+            raise
+        here.end()
+        return sent
 
     def _send_message(
         self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
@@ -742,7 +746,7 @@ class Socket(Base):
                 here.leave(parts)
             raise
 
-    def _receiving_thread(self) -> ReceivingThread:
+    def _socket_thread(self) -> SocketThread:
         return self._threads.here.thread
 
     def _recv_whole(self, flags: int, copy: bool) -> list[Any]:
@@ -860,18 +864,8 @@ class Socket(Base):
                     raise
                 self._refuse(here.stream, error)
                 continue
-            except BaseException as error:  # of a signal's handler, if it is none of ours
-                given: list[Any] = [here.given]
-                here.given = None
-                for _ in _TRIES:  # more handlers may raise meanwhile
-                    try:
-                        if given == [None] or isinstance(error, TransferError):
-                            break
-                        self._take_back(given)
-                        break
-                    except BaseException:  # noqa: BLE001 - the first error is raised
-                        if not given:
-                            break
+            except BaseException as error:
+                self._give_back(here, error)  # the first call: a handler may raise behind it
                 raise
             # No call from here to the return, so no signal handler runs.
             here.given = None
@@ -891,7 +885,7 @@ class Socket(Base):
         gives it. The core calls it too. Again until `given` is empty."""
         uninterrupted(partial(self._take_back_once, given, self._threads.here.thread), None)
 
-    def _take_back_once(self, given: list[tuple[Any, list[Any]]], here: ReceivingThread) -> None:
+    def _take_back_once(self, given: list[tuple[Any, list[Any]]], here: SocketThread) -> None:
         with self._deciding:
             if given:
                 stream, frames = given[0]

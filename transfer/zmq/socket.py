@@ -333,10 +333,16 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         check_parts(msg_parts)
         parts = [checked_part(i, part) for i, part in enumerate(msg_parts)]
         track = track and not copy
-        if flags & SNDMORE or self._partial:
+        begun = self._threads.here.thread.begun
+        if flags & SNDMORE or begun:
+            before = len(begun)
             for part in parts[:-1]:
                 self._send_one(part, flags | SNDMORE, copy, False)
-            sent = self._send_one(parts[-1], flags, copy, track)
+            try:
+                sent = self._send_one(parts[-1], flags, copy, track)
+            except Again:
+                del begun[before:]  # all parts may be sent again
+                raise
         else:
             sent = Base._send_multipart(self, parts, flags, copy, track)
         return None if sent is None else MessageTracker(sent)

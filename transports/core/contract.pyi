@@ -399,13 +399,14 @@ class Turn(_Turn):
 
     def leave(self, side: int) -> None: ...
 
-class UnreadParts:
-    """How many threads have begun a message of a socket, and not read all its parts. For the core."""
+class UnfinishedMessages:
+    """How many threads have begun a message of a socket, and not read all its parts, or not sent its last
+    one. For the core."""
 
-class ReceivingThread:
-    """One thread that receives from a socket."""
+class SocketThread:
+    """One thread that uses a socket."""
 
-    def __init__(self, unread: UnreadParts) -> None: ...
+    def __init__(self, counted: UnfinishedMessages) -> None: ...
     # the core's message, until the call that receives it ends: its stream and frames
     given: tuple[Any, list[Any]] | None
     stream: Any  # that of its newest message, if that passed through `_recv_frames`
@@ -415,6 +416,9 @@ class ReceivingThread:
     def put_back(self, part: Any) -> None: ...  # at its beginning
     def take(self) -> Any: ...  # the first one; IndexError
     def clear(self) -> None: ...
+    begun: list[OutFrame]  # sent with SNDMORE, of a message whose last part was not sent. By these methods:
+    def begin(self, frames: Iterable[OutFrame]) -> None: ...  # at its end
+    def end(self) -> None: ...  # it is sent, or given up
 
 class SocketBase:
     """The fast path of a Socket. `transfer.Socket` derives from it and overrides the hooks."""
@@ -476,8 +480,10 @@ class SocketBase:
     def _has_rest(self) -> bool: ...  # this thread has received a part of a message, and not all of them
     def _send_one(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
     def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
-    _partial: dict[int, list[OutFrame]]  # parts sent with SNDMORE whose message is not complete, by thread
-    _unread: UnreadParts
+    _unfinished: UnfinishedMessages
+    def _give_back(self, here: SocketThread, error: BaseException) -> None:
+        """This error ends a receive of the thread. If it is none of ours, but of a signal's handler, the next
+        receive gives the message that it had taken."""
     # Of a ROUTER: its peers by identity, if the core may send plain messages to those whose stream has an
     # `identity`, and whether it may receive theirs, else None and False.
     _routes: dict[bytes, Any] | None
@@ -551,7 +557,7 @@ class SocketBase:
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any: ...
     def _send_multipart(self, msg_parts: Any, flags: int, copy: bool, track: bool) -> Any: ...
     def _recv_multipart(self, flags: int, copy: bool) -> Any: ...
-    def _receiving_thread(self) -> ReceivingThread: ...  # what is kept of the calling thread
+    def _socket_thread(self) -> SocketThread: ...  # what is kept of the calling thread
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
         """NotImplemented: the frames are invalid, and the stream is lost."""
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any: ...

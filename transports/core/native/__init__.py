@@ -62,7 +62,7 @@ from transfer.transports.core.native.flusher import Flusher
 from transfer.transports.core.native.inproc_queue import InprocEnd
 from transfer.transports.core.native.json_check import check_json
 from transfer.transports.core.native.openssl import openssl_version
-from transfer.transports.core.native.parts import ReceivingThread, UnreadParts
+from transfer.transports.core.native.parts import SocketThread, UnfinishedMessages
 from transfer.transports.core.native.polling import poll_sockets
 from transfer.transports.core.native.pool import (
     Frame,
@@ -88,7 +88,7 @@ __all__ = [
     "Lease",
     "Mapping",
     "Pool",
-    "ReceivingThread",
+    "SocketThread",
     "Region",
     "Slots",
     "SocketBase",
@@ -96,7 +96,7 @@ __all__ = [
     "TlsChannel",
     "TlsContext",
     "Turn",
-    "UnreadParts",
+    "UnfinishedMessages",
     "address_of",
     "check_json",
     "copy_into",

@@ -7,6 +7,7 @@ from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.kernel_writes cimport link_arm_credit, link_t
 from transfer.transports.core.native.reading cimport PLAIN_TURN, TURN_MESSAGES
+from transfer.transports.core.native.req_rep_turn cimport Turn
 from transfer.transports.core.native.stream cimport Stream
 
 cdef enum:
@@ -14,17 +15,19 @@ cdef enum:
     SNDMORE = 2
 
 
-cdef class UnreadParts:
-    cdef readonly Py_ssize_t threads
-    cdef void* newest               # the ReceivingThread that asked last, and its number; it lives, or NULL
+cdef class UnfinishedMessages:
+    cdef readonly Py_ssize_t reading
+    cdef readonly Py_ssize_t sending
+    cdef void* newest               # the SocketThread that asked last, and its number; it lives, or NULL
     cdef uint64_t number
 
 
-cdef class ReceivingThread:
+cdef class SocketThread:
     cdef public object given
     cdef public object stream
     cdef readonly object rest
-    cdef UnreadParts unread
+    cdef readonly list begun
+    cdef UnfinishedMessages counted
     cdef object __weakref__
 
     cdef object checked(self, object made, bint whole)
@@ -35,16 +38,16 @@ cdef class Parts(Attachments):
     cdef public bint _general_recv
     cdef public dict _routes
     cdef public bint _with_identity
-    cdef public dict _partial
-    cdef readonly UnreadParts _unread
+    cdef public Turn _turn
+    cdef readonly UnfinishedMessages _unfinished
     cdef int64_t looked             # when the kernel was asked last, while another socket had messages ready
 
     cdef bint push_parts(self, tuple parts) except -1
     cdef bint keep_part(self, bytes data) except -1
-    cdef bint send_last(self, bytes data) except -1
+    cdef bint send_last(self, SocketThread here, bytes data) except -1
     cdef size_t plain_end(self, Py_ssize_t* count, uint64_t* total) noexcept
     cdef list plain_parts(self)
-    cdef ReceivingThread thread_here(self)
+    cdef SocketThread thread_here(self)
     cdef object next_part(self, bint copy)
     cdef list inproc_parts(self)
     cdef object inproc_part(self)

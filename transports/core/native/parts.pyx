@@ -16,7 +16,7 @@ from libc.stdint cimport uint64_t
 
 from transfer.transports.arguments import flags_of
 from transfer.transports.core.wire import MAX_FRAMES
-from transfer.transports.errors import Again, OptionError
+from transfer.transports.errors import Again, OptionError, TransferError
 
 from transfer.transports.core.native.inproc_calls cimport has_plain, push_plain, push_to_end, take_plain
 from transfer.transports.core.native.kernel_writes cimport F_MORE, HEADER, MAGIC, OK, VERSION, header_t
@@ -28,10 +28,8 @@ cdef extern from "Python.h":
     PyThreadState* PyThreadState_Get()
     uint64_t PyThreadState_GetID(PyThreadState*)
 
-cdef extern from "pythread.h" nogil:
-    unsigned long PyThread_get_thread_ident()
-
 cdef enum:
+    TRIES = 100                # to keep a message whose receive signals interrupt again and again
     ROUND_ROBIN = 1
     FANOUT = 2
     FAIR = 1
@@ -49,30 +47,43 @@ cdef int bits_of(object flags) except -1:
     return <int>bits if 0 <= bits <= 3 else flags_of(flags)
 
 
-cdef class UnreadParts:
-    """How many threads have begun a message of a socket, and not read all its parts; and the thread that
-    asked last, for whom no look-up is needed."""
+cdef class UnfinishedMessages:
+    """How many threads have begun a message of a socket and not read all its parts, or not sent its last one;
+    and the thread that asked last, for whom no look-up is needed."""
 
 
 @cython.no_gc_clear
-cdef class ReceivingThread:
-    """One thread that receives from a socket. Attributes, not items: they are written without a call, in
-    which a signal handler could raise.
+cdef class SocketThread:
+    """One thread that uses a socket. Attributes, not items: they are written without a call, in which a signal
+    handler could raise.
 
-    given: the core's message, until the call that receives it ends: its stream and frames. rest: the parts of
-    a message that `recv` has not returned yet; it changes by the methods. stream: that of its newest message,
-    if that passed through `_recv_frames`.
+    given: the core's message, until the call that receives it ends: its stream and frames. stream: that of its
+    newest message, if that passed through `_recv_frames`. rest: the parts of a message that `recv` has not
+    returned yet. begun: those sent with SNDMORE, as frames. Both change by the methods.
     """
 
-    def __cinit__(self, UnreadParts unread):
-        self.unread = unread
+    def __cinit__(self, UnfinishedMessages counted):
+        self.counted = counted
         self.rest = deque()
+        self.begun = []
 
     def __dealloc__(self):
-        if self.rest:
-            self.unread.threads -= 1
-        if self.unread.newest == <void*>self:
-            self.unread.newest = NULL
+        self.counted.reading -= bool(self.rest)
+        self.counted.sending -= bool(self.begun)
+        if self.counted.newest == <void*>self:
+            self.counted.newest = NULL
+
+    def begin(self, frames):
+        """Keeps frames for the message that this thread sends part by part."""
+        cdef bint had = bool(self.begun)
+        self.begun.extend(frames)
+        self.counted.sending += <bint>bool(self.begun) - had
+
+    def end(self):
+        """That message is sent, or given up."""
+        if self.begun:
+            self.begun.clear()
+            self.counted.sending -= 1
 
     cdef object checked(self, object made, bint whole):
         """What Python has received: a part, or a whole message. A signal that came meanwhile is handled here,
@@ -92,32 +103,31 @@ cdef class ReceivingThread:
         """Keeps parts for the next calls."""
         cdef bint had = bool(self.rest)
         self.rest.extend(parts)
-        self.unread.threads += <bint>bool(self.rest) - had
+        self.counted.reading += <bint>bool(self.rest) - had
 
     def put_back(self, part):
         """The part is the next one again."""
         cdef bint had = bool(self.rest)
         self.rest.appendleft(part)
-        self.unread.threads += not had
+        self.counted.reading += not had
 
     def take(self):
         """The next part, of which there is one."""
         part = self.rest.popleft()
-        self.unread.threads -= not self.rest
+        self.counted.reading -= not self.rest
         return part
 
     def clear(self):
         if self.rest:
             self.rest.clear()
-            self.unread.threads -= 1
+            self.counted.reading -= 1
 
 
 cdef class Parts(Attachments):
     """The parts of a socket's messages."""
 
     def __cinit__(self, *args, **kwargs):
-        self._partial = {}
-        self._unread = UnreadParts()
+        self._unfinished = UnfinishedMessages()
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -125,7 +135,7 @@ cdef class Parts(Attachments):
         """Sends several parts as one message, completely or not at all. As `send`."""
         cdef int bits = bits_of(flags)
         if (type(msg_parts) is list and not bits & ~DONTWAIT and not track and is_usable(self)
-                and not self._partial and self.push_parts(PyList_AsTuple(msg_parts))):
+                and not self._unfinished.sending and self.push_parts(PyList_AsTuple(msg_parts))):
             return None
         return self._send_multipart(msg_parts, bits, copy, track)
 
@@ -169,35 +179,29 @@ cdef class Parts(Attachments):
 
     cdef bint keep_part(self, bytes data) except -1:
         """A part that more follow. False: Python has to keep it, since the message will need it."""
-        cdef list frames
+        cdef SocketThread here
         if not is_usable(self) or (
                 self._routes is None and (self._general_send or self.send_mode != ROUND_ROBIN)):
             return False
-        thread = PyThread_get_thread_ident()
-        frames = <list>self._partial.get(thread)
-        if frames is None:
-            if self._routes is not None and data not in self._routes:
-                return False
-            self._partial[thread] = [(0, 0, None, None, data)]
-        else:
-            frames.append((0, 0, None, None, data))
+        here = self.thread_here()
+        if self._routes is not None and not here.begun and data not in self._routes:
+            return False
+        here.begin(((0, 0, None, None, data),))
         return True
 
-    cdef bint send_last(self, bytes data) except -1:
+    cdef bint send_last(self, SocketThread here, bytes data) except -1:
         """The last part of this thread's message. False: Python has to send it."""
         cdef list parts = []
-        thread = PyThread_get_thread_ident()
-        frames = self._partial.get(thread)
-        if frames is None or not is_usable(self):
+        if not is_usable(self):
             return False
-        for frame in <list>frames:
+        for frame in here.begun:
             parts.append((<tuple>frame)[4])
             if (<tuple>frame)[0] or (<tuple>frame)[2] is not None:
                 return False
         parts.append(data)
         if not self.push_parts(PyList_AsTuple(parts)):
             return False
-        self._partial.pop(thread, None)
+        here.end()
         return True
 
     def send_many(self, messages, flags=0):
@@ -208,7 +212,7 @@ cdef class Parts(Attachments):
         cdef Py_ssize_t done = 0
         while done < PyTuple_GET_SIZE(given):
             if (self.send_mode == ROUND_ROBIN and is_usable(self) and not self._general_send
-                    and not self._partial and not self.foreign_outs and not bits & ~DONTWAIT
+                    and not self._unfinished.sending and not self.foreign_outs and not bits & ~DONTWAIT
                     and len(self.outs) == 1):
                 done += self.push_run(<Stream>self.outs[0], given, done)
                 if done == PyTuple_GET_SIZE(given):
@@ -249,8 +253,8 @@ cdef class Parts(Attachments):
         """Receives all parts of one message. As `recv`."""
         cdef int bits = bits_of(flags)
         cdef list parts
-        cdef ReceivingThread here
-        if copy and not bits & ~DONTWAIT and (not self._unread.threads or not self.thread_here().rest):
+        cdef SocketThread here
+        if copy and not bits & ~DONTWAIT and (not self._unfinished.reading or not self.thread_here().rest):
             parts = self.plain_parts()
             if parts is None and self.foreign_ins:
                 parts = self.inproc_parts()
@@ -331,7 +335,7 @@ cdef class Parts(Attachments):
 
     def _has_rest(self):
         """Whether this thread has received a part of a message, and not all of them."""
-        return self._unread.threads > 0 and len(self.thread_here().rest) > 0
+        return self._unfinished.reading > 0 and len(self.thread_here().rest) > 0
 
     cdef list inproc_parts(self):
         """The next message, if it is a plain one of a peer in this process."""
@@ -342,7 +346,7 @@ cdef class Parts(Attachments):
 
     cdef object inproc_part(self):
         """The same, of one part or more: the first, and this thread has the others."""
-        cdef ReceivingThread here = self.thread_here()
+        cdef SocketThread here = self.thread_here()
         if here.rest:
             return None
         message = take_plain(self, False)
@@ -354,20 +358,40 @@ cdef class Parts(Attachments):
     cdef bint has_message(self) except -1:
         return (len(self.foreign_ins) > 0 and has_plain(self)) or Attachments.has_message(self)
 
-    cdef ReceivingThread thread_here(self):
+    cdef SocketThread thread_here(self):
         cdef uint64_t number = PyThreadState_GetID(PyThreadState_Get())  # of no other thread, ever
-        cdef UnreadParts unread = self._unread
-        cdef ReceivingThread here
-        if unread.newest != NULL and unread.number == number:
-            return <ReceivingThread>unread.newest
-        here = self._receiving_thread()  # others may ask meanwhile
-        unread.newest = <void*>here
-        unread.number = number
+        cdef UnfinishedMessages counted = self._unfinished
+        cdef SocketThread here
+        if counted.newest != NULL and counted.number == number:
+            return <SocketThread>counted.newest
+        here = self._socket_thread()  # others may ask meanwhile
+        counted.newest = <void*>here
+        counted.number = number
         return here
+
+    def _give_back(self, SocketThread here, error):
+        """A receive of this thread was ended by this error, unless it is ours of a signal's handler: what it had
+        taken is the next receive's. In one step, as another handler may raise behind it."""
+        cdef tuple given = here.given
+        cdef list left = [given]
+        cdef int tries = TRIES
+        here.given = None
+        if given is None or isinstance(error, TransferError):
+            return
+        if self._turn is None:
+            here.clear()
+            self._give_again(given[0], given[1])
+            return
+        while left and tries:  # the pattern, which is Python
+            tries -= 1
+            try:
+                self._take_back(left)
+            except BaseException:
+                pass
 
     cdef object next_part(self, bint copy):
         """The next part of the message that this thread has begun. None: a signal handler took it."""
-        cdef ReceivingThread here = self.thread_here()
+        cdef SocketThread here = self.thread_here()
         cdef object part = here.rest[0]
         cdef object made = part
         self.check_usable()
@@ -383,5 +407,5 @@ cdef class Parts(Attachments):
 
     # --- hooks ----------------------------------------------------------------------------------
 
-    def _receiving_thread(self):
-        return ReceivingThread(self._unread)
+    def _socket_thread(self):
+        return SocketThread(self._unfinished)

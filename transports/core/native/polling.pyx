@@ -73,7 +73,7 @@ cdef bint is_plain(SocketBase socket) noexcept:
     """Whether the socket may receive at any time, and its descriptor tells when it can."""
     return not (socket.closed or socket.generation != native_link.fork_generation
                 or not socket.receive_mode or (socket._general_recv and not socket._with_identity)
-                or socket._unread.threads)
+                or socket._unfinished.reading)
 
 
 cdef list wait_for_one(tuple polled, int64_t deadline):

@@ -8,7 +8,6 @@ from transfer.transports.core.native.req_rep_turn cimport Turn
 cdef class SocketBase(Parts):
     cdef public dict _lent          # memory that is held in place when it is sent; empty: none
     cdef public bint _lockstep      # the core may handle the common messages of a REQ or REP
-    cdef public Turn _turn
     cdef public object _frame_class  # of a subclass that converts data and trackers; else None
 
     cdef bint send_in_turn(self, bytes data) except -1

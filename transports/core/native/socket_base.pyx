@@ -23,7 +23,7 @@ from transfer.transports.core.native.kernel_writes cimport (
     F_CRC, F_MORE, HEADER, MAGIC, OK, VERSION, header_t, now_ns,
 )
 from transfer.transports.core.native.parts cimport (
-    DONTWAIT, SNDMORE, Parts, ReceivingThread, bits_of, count_one, is_in_order, is_same, is_usable,
+    DONTWAIT, SNDMORE, Parts, SocketThread, bits_of, count_one, is_in_order, is_same, is_usable,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
 from transfer.transports.core.native.stream cimport Stream
@@ -90,8 +90,8 @@ cdef class SocketBase(Parts):
         cdef int bits = bits_of(flags)
         if (type(data) is bytes and not (bits & ~DONTWAIT) and not track and is_usable(self)
                 and PyBytes_GET_SIZE(data) < self.copy_threshold):
-            if self._partial:
-                if self.send_last(data):
+            if self._unfinished.sending and self.thread_here().begun:
+                if self.send_last(self.thread_here(), data):
                     return None
             elif self.foreign_outs:
                 if (not self._lockstep and not self._general_send
@@ -154,7 +154,7 @@ cdef class SocketBase(Parts):
 
     def _send_known(self, tensor, int flags):
         cdef tuple frame
-        if self._general_send or self._partial or self.foreign_outs or self._lent:
+        if self._general_send or self._unfinished.sending or self.foreign_outs or self._lent:
             return False
         frame = known_frame(tensor)
         if frame is None:
@@ -175,7 +175,8 @@ cdef class SocketBase(Parts):
     def _send_one(self, data, int flags, bint copy, bint track):
         """`send` in the general way."""
         self.check_usable()
-        if self.send_mode == 0 or self._general_send or self._partial or track or flags & ~DONTWAIT:
+        if (self.send_mode == 0 or self._general_send or self._unfinished.sending or track
+                or flags & ~DONTWAIT):
             return self._send_general(data, flags, copy, track)
         self.send_frames([(0, 0, None, None, data)], 0 if flags & DONTWAIT else self.send_timeout,
                          None, None, not copy, None, None, True)
@@ -216,7 +217,7 @@ cdef class SocketBase(Parts):
             made = self.inproc_part()
             if made is not None:
                 return made
-        if (bits == DONTWAIT and self.receive_mode and not self._general_recv and not self._unread.threads
+        if (bits == DONTWAIT and self.receive_mode and not self._general_recv and not self._unfinished.reading
                 and not self.receiving and not self.closed
                 and self.generation == native_link.fork_generation and self.finds_nothing()):
             raise Again.__new__(Again, "no message is there")  # programs ask in loops: `__init__` costs more
@@ -262,8 +263,8 @@ cdef class SocketBase(Parts):
         cdef tuple message
         cdef list frames
         cdef Frame frame
-        cdef ReceivingThread here
-        if self._unread.threads and self.thread_here().rest and not flags & ~DONTWAIT:
+        cdef SocketThread here
+        if self._unfinished.reading and self.thread_here().rest and not flags & ~DONTWAIT:
             made = self.next_part(copy)
             return self.recv(flags, copy) if made is None else made
         if not flags & ~DONTWAIT:
@@ -321,7 +322,12 @@ cdef class SocketBase(Parts):
         while given and left:
             left -= 1
             try:
-                self._take_back(given)
+                if self._turn is None:
+                    self.thread_here().clear()
+                    given.clear()
+                    self._give_again(message[0], message[1])
+                else:
+                    self._take_back(given)
             except BaseException:
                 pass
         return 0
@@ -447,7 +453,7 @@ cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
     cdef Stream stream = self.current
     cdef header_t* header
     cdef size_t available
-    if (stream is None or self._general_recv or self._unread.threads or not self.receive_mode
+    if (stream is None or self._general_recv or self._unfinished.reading or not self.receive_mode
             or not is_in_order(self, stream)):
         return -1
     available = self.reader.end - self.reader.start

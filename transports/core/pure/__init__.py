@@ -27,7 +27,7 @@ from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.frame import Frame
 from transfer.transports.core.pure.inproc_queue import InprocEnd
 from transfer.transports.core.pure.json_check import check_json
-from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
+from transfer.transports.core.pure.parts import SocketThread, UnfinishedMessages
 from transfer.transports.core.pure.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.core.pure.slots import Slots
@@ -43,7 +43,7 @@ __all__ = [
     "Lease",
     "Mapping",
     "Pool",
-    "ReceivingThread",
+    "SocketThread",
     "Region",
     "Slots",
     "SocketBase",
@@ -51,7 +51,7 @@ __all__ = [
     "TlsChannel",
     "TlsContext",
     "Turn",
-    "UnreadParts",
+    "UnfinishedMessages",
     "address_of",
     "check_json",
     "copy_into",

@@ -7,20 +7,24 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class UnreadParts:
+class UnfinishedMessages:
+    """See the contract. Here the socket asks each thread: nothing is counted."""
+
+
+class SocketThread:
     """See the contract."""
 
-    def __init__(self) -> None:
-        self.threads = 0
-
-
-class ReceivingThread:
-    """See the contract. Here the socket asks each time: nothing is counted."""
-
-    def __init__(self, unread: UnreadParts) -> None:
+    def __init__(self, counted: UnfinishedMessages) -> None:
         self.given: tuple[Any, list[Any]] | None = None
         self.stream: Any = None
         self.rest: deque[Any] = deque()
+        self.begun: list[Any] = []
+
+    def begin(self, frames: Iterable[Any]) -> None:
+        self.begun.extend(frames)
+
+    def end(self) -> None:
+        self.begun.clear()
 
     def leave(self, parts: Iterable[Any]) -> None:
         self.rest.extend(parts)

@@ -8,7 +8,7 @@ from transfer.transports.arguments import flags_of
 from transfer.transports.core.pure.codec import LZ4, MORE, TENSOR, TOPIC
 from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.frame import Frame
-from transfer.transports.core.pure.parts import ReceivingThread, UnreadParts
+from transfer.transports.core.pure.parts import SocketThread, UnfinishedMessages
 from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.receiving import Receiving
@@ -16,9 +16,10 @@ from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.errors import Again, OptionError, TransferError
 
 if TYPE_CHECKING:
-    from transfer.transports.core.contract import OutFrame
+    pass
 
 DONTWAIT = 1
+_TRIES = range(100)
 #: flags of a frame that `recv` does not return by itself
 _NOT_PLAIN = TENSOR | TOPIC | MORE | LZ4
 
@@ -40,8 +41,7 @@ class SocketBase(Sending, Receiving):
         self._lockstep = False
         self._lent: dict[str, Any] = {}
         self._turn: Turn | None = None
-        self._partial: dict[int, list[OutFrame]] = {}
-        self._unread = UnreadParts()
+        self._unfinished = UnfinishedMessages()
         self._routes: dict[bytes, Any] | None = None
         self._with_identity = False
         self._frame_class: type[Frame] | None = None
@@ -57,7 +57,7 @@ class SocketBase(Sending, Receiving):
             flags & ~DONTWAIT
             or track
             or self._general_send
-            or self._partial
+            or self._socket_thread().begun
             or self._foreign
             or self._send_mode == NONE
         ):
@@ -86,10 +86,10 @@ class SocketBase(Sending, Receiving):
         return made
 
     def _has_rest(self) -> bool:
-        return bool(self._receiving_thread().rest)
+        return bool(self._socket_thread().rest)
 
     def _recv_part(self, flags: int, copy: bool, track: bool) -> Any:
-        if self._general_recv or self._receive_mode == NONE or self._receiving_thread().rest:
+        if self._general_recv or self._receive_mode == NONE or self._socket_thread().rest:
             return self._recv_general(flags, copy, track)
         stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)
         frame = frames[0]
@@ -152,9 +152,22 @@ class SocketBase(Sending, Receiving):
     def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
         """Every send that the subclass converts."""
 
-    def _receiving_thread(self) -> ReceivingThread:
+    def _give_back(self, here: SocketThread, error: BaseException) -> None:
+        given: list[Any] = [here.given]
+        here.given = None
+        for _ in _TRIES:  # more handlers may raise meanwhile
+            try:
+                if given == [None] or isinstance(error, TransferError):
+                    break
+                self._take_back(given)
+                break
+            except BaseException:  # noqa: BLE001 - the first error is raised
+                if not given:
+                    break
+
+    def _socket_thread(self) -> SocketThread:
         """What is kept of the calling thread."""
-        return ReceivingThread(self._unread)
+        return SocketThread(self._unfinished)
 
     def _take_back(self, given: list[tuple[Any, list[Frame]]]) -> None:
         """A call was interrupted between its message and its caller."""
