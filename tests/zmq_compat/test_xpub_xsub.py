@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -395,3 +396,20 @@ def test_a_late_publisher_hears_of_the_subscriptions(zmq, ctx, forwarder):
         assert sub.recv() == b"a from the late one"
         for sock in (first, late, sub):
             sock.linger = 0
+
+
+def test_asyncio(zmq, aio):
+    async def run():
+        with aio.Context() as ctx, ctx.socket(zmq.XPUB) as pub, ctx.socket(zmq.XSUB) as sub:
+            port = pub.bind_to_random_port("tcp://127.0.0.1")
+            sub.connect(f"tcp://127.0.0.1:{port}")
+            waits = asyncio.ensure_future(pub.recv_multipart())
+            await asyncio.sleep(0.05)
+            await sub.send(b"\1a")
+            assert await asyncio.wait_for(waits, 5) == [b"\1a"]
+            await sub.send(b"upstream")
+            assert await asyncio.wait_for(pub.recv(), 5) == b"upstream"
+            await pub.send(b"abc")
+            assert await asyncio.wait_for(sub.recv(), 5) == b"abc"
+
+    asyncio.run(run())
