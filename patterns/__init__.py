@@ -12,6 +12,7 @@ push_pull      PUSH and PULL
 req_rep        REQ and REP: one request, then its reply
 router_dealer  ROUTER and DEALER: requests and replies without lock-step, by identity
 subscriptions  subscribed prefixes and their counts
+xpub_xsub      XPUB and XSUB: subscriptions are messages that the program receives and sends
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from transfer.patterns.pub_sub import Publisher, Subscriber
 from transfer.patterns.push_pull import Puller, Pusher
 from transfer.patterns.req_rep import Replier, Requester
 from transfer.patterns.router_dealer import Dealer, Router
+from transfer.patterns.xpub_xsub import XPublisher, XSubscriber
 from transfer.transports.core.wire import SocketType
 
 PATTERNS: dict[SocketType, type[Pattern]] = {
     cls.socket_type: cls
-    for cls in (Requester, Replier, Publisher, Subscriber, Pusher, Puller, Pair, Dealer, Router)
+    for cls in (
+        *(Requester, Replier, Publisher, Subscriber, Pusher, Puller, Pair, Dealer, Router),
+        *(XPublisher, XSubscriber),
+    )
 }
 
 __all__ = [
@@ -49,4 +54,6 @@ __all__ = [
     "Router",
     "SendMode",
     "Subscriber",
+    "XPublisher",
+    "XSubscriber",
 ]

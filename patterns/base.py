@@ -74,6 +74,8 @@ class Pattern:
     confirms: ClassVar[bool] = False
     #: received messages are requests, which are useless when their peer is lost
     answers: ClassVar[bool] = False
+    #: the reactor reads what peers send, at once, and not the application's calls
+    reads_at_once: ClassVar[bool] = False
     #: calls take turns, one request at a time; the core shares `turn`
     in_turns: ClassVar[bool] = False
 
@@ -87,8 +89,8 @@ class Pattern:
 
     @classmethod
     def modes(cls) -> tuple[int, int, int]:
-        """Returns the socket type, the send mode and the receive mode, as the core's numbers."""
-        return int(cls.socket_type), int(cls.send_mode), int(cls.receive_mode)
+        """Returns the socket type on the wire, the send mode and the receive mode, as the core's numbers."""
+        return int(cls.socket_type.on_wire), int(cls.send_mode), int(cls.receive_mode)
 
     # -- peers ---------------------------------------------------------------------------------
 

@@ -41,8 +41,10 @@ class Publisher(Pattern):
     """Sends a message to every peer with a matching subscription; never blocks."""
 
     socket_type = SocketType.PUB
-    peer_types = frozenset({SocketType.SUB})
+    peer_types = frozenset({SocketType.SUB, SocketType.XSUB})
     send_mode = SendMode.FANOUT
+    #: False: the program decides which messages a peer gets
+    applies_subscriptions = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class Subscriber(Pattern):
     """Sends its subscriptions to each publisher, and filters received messages again."""
 
     socket_type = SocketType.SUB
-    peer_types = frozenset({SocketType.PUB})
+    peer_types = frozenset({SocketType.PUB, SocketType.XPUB})
     receive_mode = ReceiveMode.FILTERED
 
     def __init__(self) -> None:

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         ROUTER as ROUTER,
         SNDMORE as SNDMORE,
         SUB as SUB,
+        XPUB as XPUB,
+        XSUB as XSUB,
     )
     from transfer.mooncake import (
         MessageCodec as MessageCodec,
@@ -121,7 +123,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "transfer.constants": (
-        "REQ REP PUB SUB PUSH PULL PAIR DEALER ROUTER DONTWAIT NOBLOCK SNDMORE POLLIN POLLOUT POLLERR"
+        "REQ REP PUB SUB PUSH PULL PAIR DEALER ROUTER XPUB XSUB "
+        "DONTWAIT NOBLOCK SNDMORE POLLIN POLLOUT POLLERR"
     ),
     "transfer.sockets.context": "Context",
     "transfer.sockets.socket": "Socket",

@@ -20,6 +20,8 @@ PULL: Final = SocketType.PULL
 PAIR: Final = SocketType.PAIR
 DEALER: Final = SocketType.DEALER
 ROUTER: Final = SocketType.ROUTER
+XPUB: Final = SocketType.XPUB
+XSUB: Final = SocketType.XSUB
 
 #: raise Again instead of waiting
 DONTWAIT: Final = 1

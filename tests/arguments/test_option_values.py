@@ -10,7 +10,7 @@ import transfer.sockets.socket
 from tests.arguments.wrong_calls import KINDS
 from tests.sockets.conftest import context, core  # noqa: F401 - fixtures
 from transfer import DEALER, PUSH, OptionError, zmq
-from transfer.sockets.options import CORE, ONE_TYPE, OPTIONS
+from transfer.sockets.options import CORE, OF_TYPES, OPTIONS
 
 #: of each wrong kind one, besides those of calls
 WRONG = {**KINDS, "1.5": 1.5, "bytes": b"1", "digits": "1", "True": True, "array": numpy.zeros(2)}
@@ -18,6 +18,7 @@ NAMES = [*OPTIONS, *CORE, "hwm", "identity"]
 SWITCHES = (
     *("checksum", "immediate", "conflate", "router_mandatory", "router_handover", "req_relaxed"),
     *("req_correlate", "resend", "tcp_keepalive", "gpu_staging"),
+    *("xpub_verbose", "xpub_verboser", "xpub_manual", "xpub_nodrop"),
 )
 #: whose -1 says: no end, no limit, or as the system has it
 ENDLESS = (
@@ -28,6 +29,7 @@ ENDLESS = (
 TAKEN: dict[str, set[str]] = {
     "routing_id": {"text", "bytes", "digits"},
     "identity": {"text", "bytes", "digits"},
+    "xpub_welcome_msg": {"text", "bytes", "digits"},
     "compression": {"None"},
     "balance": {"None"},
     **{name: {"True"} for name in SWITCHES},
@@ -44,7 +46,7 @@ def ways(socket):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_value(context, name):  # noqa: F811
-    socket = context.socket(ONE_TYPE.get(name, DEALER))
+    socket = context.socket(OF_TYPES.get(name, (DEALER,))[0])
     before, found = socket.get(name), []
     for way in ways(socket):
         for kind in WRONG.keys() - TAKEN.get(name, set()):
@@ -64,13 +66,15 @@ def test_a_wrong_value(context, name):  # noqa: F811
         socket.set(name, WRONG[kind])
 
 
-@pytest.mark.parametrize("name", ONE_TYPE)
+@pytest.mark.parametrize("name", OF_TYPES)
 def test_an_option_of_another_type_of_socket(context, name):  # noqa: F811
     socket = context.socket(PUSH)
+    names = " and ".join(kind.name for kind in OF_TYPES[name])
     for way in ways(socket):
-        with pytest.raises(OptionError, match=f"{name} is an option of {ONE_TYPE[name].name}, .* a PUSH"):
+        with pytest.raises(OptionError, match=f"{name} is an option of {names}, .* a PUSH"):
             way(name, True)
-    assert context.socket(ONE_TYPE[name], **{name: True}).get(name) is True
+    value = b"hello" if name == "xpub_welcome_msg" else True
+    assert context.socket(OF_TYPES[name][0], **{name: value}).get(name) == value
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from transfer.transports.core.wire import (
     HEADER_SIZE,
     REFERENCE,
     REFERENCE_BIT,
+    TYPES_ON_WIRE,
     Control,
     Flag,
     SocketType,
@@ -30,7 +31,7 @@ def hello(rng: random.Random, kind: SocketType) -> bytes:
     """That of a peer of this type; another one now and then."""
     keeps = kind is SocketType.SUB and rng.random() < 0.5
     extra = {"begin": rng.choice(("old", "new", "middle"))} if keeps else {}
-    said = encode(make_hello(kind if rng.random() < 0.95 else rng.choice(list(SocketType)), extra=extra))
+    said = encode(make_hello(kind if rng.random() < 0.95 else rng.choice(TYPES_ON_WIRE), extra=extra))
     if rng.random() < 0.9:
         return said
     body = rewritten(rng, json.loads(said[HEADER_SIZE + 1 :]))

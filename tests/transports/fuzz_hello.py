@@ -27,9 +27,11 @@ from transfer.transports.address import POLICIES
 from transfer.transports.core.wire import (
     HEADER,
     HEADER_SIZE,
+    LAST_TYPE,
     MAGIC,
     MAX_DATA,
     MAX_TOPIC,
+    TYPES_ON_WIRE,
     VERSION,
     Control,
     SocketType,
@@ -244,7 +246,7 @@ def case(seed: int) -> tuple[str, bytes, int]:
     """(a name of LOCALS, what arrives, in pieces of how many bytes)."""
     rng = random.Random(seed)
     name = rng.choice(("pull", "pull", "pull", *LOCALS))
-    kind = _PEERS[name] if rng.random() < 0.8 else rng.choice(list(SocketType))
+    kind = _PEERS[name] if rng.random() < 0.8 else rng.choice(TYPES_ON_WIRE)
     data = _plain(rng, kind) if rng.random() < 0.2 else _control(rng, kind, LOCALS[name].nonce)
     way = rng.random()
     if way < 0.15:
@@ -394,7 +396,7 @@ def judge(name: str, data: bytes, piece: int) -> dict[str, str]:
     outcome that depends on the pieces, more memory than MOST_MEMORY.
     """
     local = LOCALS[name]
-    kind = SocketType(data[8]) if len(data) > 8 and data[8] <= max(SocketType) else SocketType.PUSH
+    kind = SocketType(data[8]) if len(data) > 8 and data[8] <= LAST_TYPE else SocketType.PUSH
     found = parsed(data[HEADER_SIZE:], kind)
     result = {"parsed": "good" if isinstance(found, Hello) else found.reason}
     for role in ("accepting", "connecting"):

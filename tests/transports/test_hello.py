@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from transfer.transports.address import POLICIES
-from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, Control, Flag, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, TYPES_ON_WIRE, Control, Flag, SocketType
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake import hello as hellos
 from transfer.transports.handshake.choice import Offer
@@ -27,7 +27,7 @@ words = st.from_regex(r"[a-z][a-z0-9_]{0,20}", fullmatch=True)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=40)
 hello_values = st.builds(
     Hello,
-    st.sampled_from(SocketType),
+    st.sampled_from(TYPES_ON_WIRE),
     versions=st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair))),
     features=st.frozensets(words, max_size=8),
     routing_id=st.binary(max_size=255),
@@ -104,7 +104,7 @@ def test_bad_json_is_refused(data):
     assert caught.value.reason == "hello"
 
 
-@given(st.binary(max_size=200), st.sampled_from(SocketType), st.booleans())
+@given(st.binary(max_size=200), st.sampled_from(TYPES_ON_WIRE), st.booleans())
 def test_fuzz(data, socket_type, as_hello):
     with pytest.raises(HandshakeError):
         decode_body(b"\1" + data if as_hello else data, socket_type)
@@ -157,7 +157,8 @@ def test_a_refusals_words_are_not_trusted(fields):
 
 TALK = {
     ("REQ", "REP"), ("REQ", "ROUTER"), ("REP", "DEALER"), ("DEALER", "DEALER"), ("DEALER", "ROUTER"),
-    ("ROUTER", "ROUTER"), ("PUB", "SUB"), ("PUSH", "PULL"), ("PAIR", "PAIR"),
+    ("ROUTER", "ROUTER"), ("PUB", "SUB"), ("XPUB", "SUB"), ("PUB", "XSUB"), ("XPUB", "XSUB"),
+    ("PUSH", "PULL"), ("PAIR", "PAIR"),
 }  # fmt: skip
 
 

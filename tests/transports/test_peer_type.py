@@ -7,7 +7,7 @@ import ssl
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.transports.core.wire import HEADER, MAGIC, REFERENCE_BIT, VERSION, SocketType
+from transfer.transports.core.wire import HEADER, MAGIC, REFERENCE_BIT, TYPES_ON_WIRE, VERSION, SocketType
 from transfer.transports.handshake.hello import encode
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.peer_type import (
@@ -19,7 +19,7 @@ from transfer.transports.handshake.peer_type import (
 )
 from transfer.transports.security.credentials import ALPN_PROTOCOL
 
-TYPES = st.sampled_from(SocketType)
+TYPES = st.sampled_from(TYPES_ON_WIRE)
 
 
 @given(TYPES, st.integers(1, 200))

@@ -28,6 +28,7 @@ socket           the object that users send and receive with
 threads          what a socket keeps of each thread that receives from it, for as long as the thread lives
 tracker          the fate of a message that was sent with `track=True`
 unclosed         a socket that its program dropped without `close`
+upstream_sender  the sending of an XSUB
 """
 
 from __future__ import annotations

@@ -32,6 +32,11 @@ class Defaults:
     routing_id: bytes = b""
     router_mandatory: bool = False
     router_handover: bool = False
+    xpub_verbose: bool = False
+    xpub_verboser: bool = False
+    xpub_manual: bool = False
+    xpub_nodrop: bool = False
+    xpub_welcome_msg: bytes = b""
     req_relaxed: bool = False
     req_correlate: bool = False
     maxmsgsize: int = MAX_DATA
@@ -72,5 +77,5 @@ PYZMQ = Defaults(
     reply_timeout=-1,
     shares_endpoints=False,
 )
-#: linger of a SUB of pyzmq
+#: linger of a SUB or XSUB of pyzmq
 PYZMQ_SUB_LINGER = 0

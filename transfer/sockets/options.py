@@ -25,6 +25,12 @@ Attributes:
     unsubscribe: of a SUB, can only be set: takes back one such subscription
     router_mandatory: an unknown identity raises `Unroutable`
     router_handover: the newest connection takes an identity over
+    xpub_verbose: True: an XPUB receives each subscription, False: a prefix's first one
+    xpub_verboser: True: as `xpub_verbose`, and each peer's unsubscriptions, False: a prefix's last one
+    xpub_manual: True: of the peer whose subscription was received last, `subscribe` and `unsubscribe` of the
+        XPUB decide which messages it gets. False: its own subscriptions do
+    xpub_nodrop: of a PUB or XPUB. True: a send waits until all subscribed peers have room
+    xpub_welcome_msg: of a PUB or XPUB: a message that it sends each new peer first; empty: none *
     req_relaxed: a REQ may send again while its request is open, which replaces it
     req_correlate: a ROUTER sees the request's number
     maxmsgsize: bytes accepted in one message, all parts together; -1: 16 GiB
@@ -178,6 +184,13 @@ def name_of_peer(value: Any) -> bytes:
     return kept
 
 
+def message(value: Any) -> bytes:
+    """A check: bytes or text."""
+    if not isinstance(value, str | bytes | bytearray | memoryview):
+        raise ValueError("bytes or text")
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def compression(value: Any) -> CompressionOption:
     """A check: None or "lz4"."""
     if value in (None, "", False, 0):
@@ -217,6 +230,11 @@ class SocketOptions(TypedDict, total=False):
     unsubscribe: bytes | str
     router_mandatory: bool
     router_handover: bool
+    xpub_verbose: bool
+    xpub_verboser: bool
+    xpub_manual: bool
+    xpub_nodrop: bool
+    xpub_welcome_msg: bytes | str
     req_relaxed: bool
     req_correlate: bool
     maxmsgsize: int
@@ -259,10 +277,15 @@ def checked(name: str, value: Any, socket_type: SocketType) -> Any:
 
     Raises OptionError.
     """
-    only = ONE_TYPE.get(name, socket_type)
-    if only is not socket_type and value is not False:  # which it is already
-        what = f"{name} is an option of {only.name}, and this is a {socket_type.name}"
-        raise OptionError(what, hint=f"set it on a {only.name}")
+    only = OF_TYPES.get(name)
+    unset = value is False or (type(value) is bytes and not value)  # as it is already
+    if only is not None and socket_type not in only and not unset:
+        names = " and ".join(kind.name for kind in only)
+        what = f"{name} is an option of {names}, and this is a {socket_type.name}"
+        raise OptionError(what, hint=f"set it on a {only[0].name}")
+    if name == "conflate" and socket_type in (SocketType.XPUB, SocketType.XSUB) and not unset:
+        what = f"conflate on an {socket_type.name} would drop subscriptions"
+        raise OptionError(what, hint="set it on a PUB and its SUBs")
     if name not in CORE:
         return value
     try:
@@ -272,12 +295,17 @@ def checked(name: str, value: Any, socket_type: SocketType) -> Any:
 
 
 ACTIONS = {"subscribe", "unsubscribe"}
-#: options that sockets of one type have
-ONE_TYPE = {
-    "router_mandatory": SocketType.ROUTER,
-    "router_handover": SocketType.ROUTER,
-    "req_relaxed": SocketType.REQ,
-    "req_correlate": SocketType.REQ,
+#: options that sockets of some types have
+OF_TYPES = {
+    "router_mandatory": (SocketType.ROUTER,),
+    "router_handover": (SocketType.ROUTER,),
+    "xpub_verbose": (SocketType.XPUB,),
+    "xpub_verboser": (SocketType.XPUB,),
+    "xpub_manual": (SocketType.XPUB,),
+    "xpub_nodrop": (SocketType.PUB, SocketType.XPUB),
+    "xpub_welcome_msg": (SocketType.PUB, SocketType.XPUB),
+    "req_relaxed": (SocketType.REQ,),
+    "req_correlate": (SocketType.REQ,),
 }
 #: further names of options, or of two at once
 ALIASES = {"hwm", "identity"}

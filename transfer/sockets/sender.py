@@ -13,6 +13,7 @@ from transfer.patterns.base import ANYONE, Pattern, SendMode
 from transfer.sockets.compression import compressed
 from transfer.sockets.tracker import Tracker
 from transfer.transports.core.copies import owned
+from transfer.transports.core.wire import MAX_TOPIC
 from transfer.transports.errors import Again, Broken
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from transfer.sockets.peer import Peer
     from transfer.sockets.peer_preference import Balance
     from transfer.transports.core.contract import SocketBase
+#: seconds between two looks for room in all queues
+_ROOM_CHECK = 0.001
 
 
 class MessageSender:
@@ -55,6 +58,8 @@ class MessageSender:
         if self._values["resend"] and target is ANYONE and pattern.send_mode is SendMode.ROUND_ROBIN:
             # It may be sent again after the caller has changed its memory.
             frames, hold = owned(frames), True
+        if self._values["xpub_nodrop"]:
+            _wait_for_all(core, frames, timeout)
         taken = None
         if pattern.send_mode is not SendMode.FANOUT and (tracker is not None or self._values["resend"]):
             core._lockstep = False  # the reply must pass through `_admitted`, which confirms it
@@ -140,6 +145,25 @@ class MessageSender:
                 pattern.drop("full")
                 return None
             raise
+
+
+def _wait_for_all(core: SocketBase, frames: Sequence[OutFrame], timeout: int) -> None:
+    """Waits until all peers that subscribed to the message have room. Raises Again after `timeout` ms."""
+    topic, data = frames[0][2], frames[0][4]
+    if topic is None:
+        topic = data if type(data) is bytes else bytes(memoryview(data).cast("B")[:MAX_TOPIC])
+    deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
+    while any(stream.matches(topic) and _is_full(stream) for stream in core._streams()):
+        if core.closed:
+            raise core._closed_error()
+        if deadline is not None and time.monotonic() >= deadline:
+            raise core._no_room()
+        time.sleep(_ROOM_CHECK)
+
+
+def _is_full(stream: Any) -> bool:
+    most, most_bytes = stream.send_high_water, stream.send_high_water_bytes
+    return bool(0 < most <= stream.queued or 0 < most_bytes <= stream.queued_bytes)
 
 
 def _dropped(tracker: Tracker | None) -> Tracker | None:

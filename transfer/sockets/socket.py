@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from transfer.constants import DONTWAIT, POLLIN, POLLOUT, SNDMORE, pattern_of
 from transfer.json_text import decoder
-from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber
+from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber, XPublisher, XSubscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import options, peer_preference
 from transfer.sockets.attributes import check_name
@@ -41,6 +41,7 @@ from transfer.sockets.sender import MessageSender
 from transfer.sockets.threads import SocketThreads
 from transfer.sockets.tracker import Tracker
 from transfer.sockets.unclosed import end_dropped
+from transfer.sockets.upstream_sender import UpstreamSender
 from transfer.tensors import TensorMethods
 from transfer.transports.arguments import (
     callable_or_none,
@@ -140,7 +141,7 @@ class Socket(Base):
             _pattern=made,
             _values=values,
             _links=links,
-            _sender=MessageSender(made, links, values),
+            _sender=(UpstreamSender if isinstance(made, XSubscriber) else MessageSender)(made, links, values),
             _requester=made if isinstance(made, Requester) else None,
             context=context,
             _deciding=threading.RLock(),
@@ -192,6 +193,11 @@ class Socket(Base):
     conflate = options.Switch(options.switch, 54, effect="_update_fast_paths")
     router_mandatory = options.Switch(options.switch, 33, effect="_pattern_changed")
     router_handover = options.Switch(options.switch, 56)
+    xpub_verbose = options.Switch(options.switch, 40, effect="_pattern_changed")
+    xpub_verboser = options.Switch(options.switch, 78, effect="_pattern_changed")
+    xpub_manual = options.Switch(options.switch, 71, effect="_pattern_changed")
+    xpub_nodrop = options.Switch(options.switch, 69, effect="_update_fast_paths")
+    xpub_welcome_msg = options.Option[bytes, bytes | str](options.message, 72)
     req_relaxed = options.Switch(options.switch, 53, effect="_pattern_changed")
     req_correlate = options.Switch(options.switch, 52, effect="_pattern_changed")
     heartbeat_ivl = options.Number(options.DURATION, 75, effect="_checks_changed")
@@ -301,6 +307,9 @@ class Socket(Base):
             pattern.correlate = self.req_correlate
         elif isinstance(pattern, Router):
             pattern.mandatory = self.router_mandatory
+        elif isinstance(pattern, XPublisher):
+            pattern.show(self.xpub_verbose, self.xpub_verboser, self.xpub_manual)
+            self._update_fast_paths()
 
     def _balance_changed(self) -> None:
         self._sender.balance = peer_preference.made(self._values["balance"])
@@ -1133,7 +1142,7 @@ class Socket(Base):
             prefix: bytes or text; empty subscribes to every message.
 
         Raises:
-            NotSupported: the socket is not a SUB.
+            NotSupported: the socket is not a SUB, XSUB, or XPUB with `xpub_manual`.
         """
         wanted = self._prefix(prefix)
         self._links.admission.prepare_subscribe(wanted)
@@ -1148,7 +1157,7 @@ class Socket(Base):
 
         Raises:
             UsageError: there is no such subscription.
-            NotSupported: the socket is not a SUB.
+            NotSupported: the socket is not a SUB, XSUB, or XPUB with `xpub_manual`.
         """
         wanted = self._prefix(prefix)
         self._links.control.subscribe(wanted, add=False)
@@ -1173,7 +1182,7 @@ class Socket(Base):
 
     def _prefix(self, prefix: bytes | str) -> bytes:
         self._check_usable()
-        if not isinstance(self._pattern, Subscriber):
+        if not isinstance(self._pattern, Subscriber) and not self._values["xpub_manual"]:
             raise NotSupported(f"a {self.type.name} has no subscriptions")
         return octets(prefix, "prefix")
 
@@ -1328,6 +1337,7 @@ class Socket(Base):
             values["resend"]
             or values["compression"] is not None
             or values["conflate"]
+            or values["xpub_nodrop"]
             or values["checksum"]  # the core computes none for what it sends alone
             or self._sender.balance is not None
             or self._inherited
@@ -1340,7 +1350,7 @@ class Socket(Base):
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.reads_log
+        noted = pattern.ordered or self._links.reads_log or values["xpub_manual"]
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
         self._routes = routes
         self._with_identity = routes is not None and not receives_in_python

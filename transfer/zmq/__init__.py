@@ -1,10 +1,9 @@
 """pyzmq's API over `transfer`: with `import transfer.zmq as zmq` a program runs unchanged.
 
-For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER. Numbers, names, defaults
-(linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq 27.3. Peers must use this
-project,
-too: the wire protocol is a different one. Missing functions raise `NotSupported` with the reason;
-`docs/zmq-compat.md` lists every public name that differs.
+For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER, DEALER, XPUB and XSUB. Numbers, names,
+defaults (linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq 27.3. Peers must use
+this project, too: the wire protocol is a different one. Missing functions raise `NotSupported` with the
+reason; `docs/zmq-compat.md` lists every public name that differs.
 
 _support         every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md
 asyncio          zmq.asyncio over `transfer`: blocking methods return futures of the running loop

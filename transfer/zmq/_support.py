@@ -51,7 +51,7 @@ GROUPS: tuple[SupportGroup, ...] = (
     _group(
         "zmq",
         SupportVerdict.DIFFERS,
-        "nine socket types; `term` closes sockets that are still open, where libzmq waits for ever",
+        "eleven socket types; `term` closes sockets that are still open, where libzmq waits for ever",
         "Context Socket",
     ),
     _group(
@@ -139,10 +139,7 @@ SOCKET_TYPES = (
         "SocketType",
         SupportVerdict.WORKS,
         "either side binds or connects, several times",
-        "REQ REP PUB SUB PUSH PULL PAIR ROUTER DEALER XREQ XREP",
-    ),
-    _group(
-        "SocketType", SupportVerdict.REFUSED, "subscriptions as messages are not implemented", "XPUB XSUB"
+        "REQ REP PUB SUB PUSH PULL PAIR ROUTER DEALER XPUB XSUB XREQ XREP",
     ),
     _group("SocketType", SupportVerdict.REFUSED, "raw TCP is not implemented; use `socket`", "STREAM"),
     _group(

@@ -8,7 +8,7 @@ from transfer.zmq.constants import SocketType
 from transfer.zmq.endpoints import Base
 
 #: types that drop messages when a queue is full; others wait, and lose nothing by a limit of bytes
-_DROPPING = frozenset({SocketType.PUB, SocketType.ROUTER})
+_DROPPING = frozenset({SocketType.PUB, SocketType.XPUB, SocketType.ROUTER})
 
 
 class ByteLimit:

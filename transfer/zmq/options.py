@@ -29,7 +29,7 @@ class Rule:
 
     attribute: the name of the option of `transfer`, for FORWARDED. kind: pyzmq's type of the value. default:
     the value that `get` returns for an option that is not forwarded; None if it cannot be read. only: the
-    socket type that has the option; None: all. reason: why it has no effect or is refused.
+    socket types that have the option; empty: all. reason: why it has no effect or is refused.
     """
 
     effect: Effect
@@ -38,7 +38,7 @@ class Rule:
     default: int | bytes | None = None
     readable: bool = True
     writable: bool = True
-    only: SocketType | None = None
+    only: tuple[SocketType, ...] = ()
     reason: str = ""
 
 
@@ -48,7 +48,7 @@ def _forwarded(
     *,
     readable: bool = True,
     writable: bool = True,
-    only: SocketType | None = None,
+    only: tuple[SocketType, ...] = (),
 ) -> dict[SocketOption, Rule]:
     return {
         SocketOption[name]: Rule(
@@ -78,7 +78,7 @@ def _fixed(
 _TUNING = "tunes something that this implementation does not have"
 _MULTICAST = "there are no multicast transports; nothing uses it"
 _SECURITY = "libzmq's security mechanisms are not implemented; TLS and tokens of `transfer` are"
-_XPUB = "XPUB and XSUB are not implemented"
+_XPUB = "of XPUB and XSUB only the verbose and manual modes, NODROP and the welcome message are implemented"
 _ROUTER = "it changes what a ROUTER means, and ours knows the standard meaning only"
 _MESSAGES = "automatic messages at connect and disconnect are not implemented (draft in libzmq)"
 
@@ -89,8 +89,11 @@ RULES: dict[SocketOption, Rule] = {
         " CONFLATE HANDSHAKE_IVL HEARTBEAT_IVL HEARTBEAT_TIMEOUT CONNECT_TIMEOUT"
     ),
     **_forwarded("HWM", readable=False),
-    **_forwarded("ROUTER_MANDATORY ROUTER_HANDOVER", readable=False, only=SocketType.ROUTER),
-    **_forwarded("REQ_CORRELATE REQ_RELAXED", readable=False, only=SocketType.REQ),
+    **_forwarded("ROUTER_MANDATORY ROUTER_HANDOVER", readable=False, only=(SocketType.ROUTER,)),
+    **_forwarded("REQ_CORRELATE REQ_RELAXED", readable=False, only=(SocketType.REQ,)),
+    **_forwarded("XPUB_VERBOSE XPUB_VERBOSER XPUB_MANUAL", readable=False, only=(SocketType.XPUB,)),
+    **_forwarded("XPUB_NODROP", readable=False, only=(SocketType.XPUB, SocketType.PUB)),
+    **_forwarded("XPUB_WELCOME_MSG", bytes, readable=False, only=(SocketType.XPUB, SocketType.PUB)),
     **_forwarded("ROUTING_ID", bytes),
     **_forwarded("SUBSCRIBE UNSUBSCRIBE", bytes, readable=False),
     **_forwarded("RCVMORE FD EVENTS TYPE", writable=False),
@@ -177,12 +180,7 @@ RULES: dict[SocketOption, Rule] = {
     **_fixed(
         Effect.REFUSED,
         _XPUB,
-        XPUB_NODROP=None,
-        XPUB_VERBOSE=None,
-        XPUB_VERBOSER=None,
-        XPUB_MANUAL=None,
         XPUB_MANUAL_LAST_VALUE=None,
-        XPUB_WELCOME_MSG=bytes,
         XSUB_VERBOSE_UNSUBSCRIBE=None,
         ONLY_FIRST_SUBSCRIBE=None,
         TOPICS_COUNT=None,
@@ -276,7 +274,7 @@ def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
     if option is SocketOption.MAXMSGSIZE:
         return max(int(value), -1)  # to libzmq each negative number is "no limit"
     # To libzmq each positive number switches these on, where it takes only 0 and 1 for others.
-    return int(value) if how.only is None else min(int(value), 1)
+    return int(value) if not how.only else min(int(value), 1)
 
 
 def refuse(option: SocketOption, how: Rule, value: int | bytes) -> None:

@@ -110,7 +110,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         self._frame_class = Frame
         super().__init__(ctx_or_socket, wire_type, ZMQ_PATTERNS.get(wire_type))
         self._values["sndhwm_bytes"] = None  # until the program sets it: see `byte_limit`
-        if kind is SocketType.SUB:
+        if kind in (SocketType.SUB, SocketType.XSUB):
             self._values["linger"] = PYZMQ_SUB_LINGER
         if copy_threshold is not None:
             self.copy_threshold = copy_threshold
@@ -408,6 +408,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
 
     def subscribe(self, topic: str | bytes = b"") -> None:
         """Subscribes to messages that begin with `topic`."""
+        self._check_subscribes()
         try:
             super().subscribe(topic)
         except NotSupported as error:
@@ -416,6 +417,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
 
     def unsubscribe(self, topic: str | bytes = b"") -> None:
         """Removes one subscription; does nothing if there is none, as libzmq."""
+        self._check_subscribes()
         try:
             super().unsubscribe(topic)
         except NotSupported as error:
@@ -423,6 +425,11 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
             raise
         except UsageError:
             return
+
+    def _check_subscribes(self) -> None:
+        if self._kind is SocketType.XSUB:
+            hint = 'send(b"\\1topic"), b"\\0topic" to end it'
+            raise OptionError("an XSUB sends its subscriptions as messages", hint=hint)
 
     def join(self, group: str) -> None:
         raise NotSupported("RADIO and DISH are draft socket types, which do not exist here")
@@ -439,8 +446,10 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         value = checked_option(known, how, optval)
         if not how.writable:
             raise OptionError(f"{known.name} can only be read")
-        if how.only is not None and how.only is not self._kind:
-            raise OptionError(f"{known.name} is an option of {how.only.name} sockets only")
+        if how.only and self._kind not in how.only:
+            raise OptionError(f"{known.name} is an option of {how.only[0].name} sockets only")
+        if known is SocketOption.CONFLATE and self._kind in (SocketType.XPUB, SocketType.XSUB):
+            return  # without effect, as in libzmq
         if how.effect is Effect.FORWARDED:
             self._forward(known, how, value)
             return

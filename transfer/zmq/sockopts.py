@@ -10,7 +10,7 @@ from transfer.transports.errors import NotSupported, OptionError
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.error import ZMQError
 
-#: ZeroMQ's types that exist here, and their numbers on the wire
+#: ZeroMQ's types that exist here, and those of `transfer`
 WIRE_TYPES = {SocketType[kind.name]: kind for kind in wire.SocketType}
 
 
@@ -51,6 +51,6 @@ def our_type(socket_type: int | str | Enum) -> SocketType:
         kind = SocketType[name.upper()] if isinstance(name, str) else SocketType(name)
     except (KeyError, ValueError):
         raise ZMQError(22, f"there is no socket type {socket_type!r}") from None
-    if kind > SocketType.PUSH:
+    if kind not in WIRE_TYPES:
         raise NotSupported(f"{kind.name} sockets are not implemented", hint="see docs/zmq-compat.md")
     return kind

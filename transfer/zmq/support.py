@@ -36,9 +36,10 @@ with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(
     assert pull.recv_string() == "hello"
 ```
 
-Sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER work. Names, numbers, defaults
-(linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq {version.pyzmq_version()} over
-libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on both.
+Sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER, DEALER, XPUB and XSUB work. Names, numbers,
+defaults (linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq
+{version.pyzmq_version()} over libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on
+both.
 
 ## Differences
 
@@ -61,6 +62,9 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
   default from 64 MiB queued for a peer on, unless SNDHWM is 0.
 * `RCVHWM` has no effect, 0 neither: messages for a slow receiver wait at the sender, up to its SNDHWM. A
   receiver cannot make a sender keep more. Where no message may be dropped, set `SNDHWM = 0` at the sender.
+* An XSUB sends messages that are no subscriptions only to XPUBs that are connected; others are dropped and
+  counted (`no_peer`), where libzmq keeps them for an endpoint that is not there yet. Messages that the
+  program of an XPUB leaves unread are dropped beyond 100,000, or 64 MiB, and counted (`unread`).
 * A class derived from `zmq.Socket` or `zmq.Context` may use any private name except `_transfer_*`, and its
   `send`, `recv` and `close` are called where pyzmq calls them. An object of a class derived from Socket
   stands in front of a plain socket, so its calls cost one Python call more. `isinstance` and `issubclass`

@@ -15,6 +15,7 @@ from transfer.transports.core.wire import (
     EXTENDED_MAX,
     EXTENDED_MIN,
     HEADER,
+    LAST_TYPE,
     MAGIC,
     MAX_CONTROL,
     MAX_FRAMES,
@@ -24,7 +25,6 @@ from transfer.transports.core.wire import (
     TENSOR_HEADER_SIZE,
     VERSION,
     Flag,
-    SocketType,
 )
 from transfer.transports.errors import ProtocolError, UsageError, not_a_buffer
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Plain integers: arithmetic on IntFlag costs more than the rest of a small frame.
 _TENSOR, _TOPIC, _CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
 _CRC, _EXTENDED = int(Flag.CRC), int(Flag.EXTENDED)
-_LAST_TYPE = max(SocketType)
+_LAST_TYPE = int(LAST_TYPE)
 
 
 def payload_of(data: Any) -> bytes | memoryview:

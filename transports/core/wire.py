@@ -60,7 +60,8 @@ class TypeNumber(IntEnum):
 
 
 class SocketType(TypeNumber):
-    """Values 0 to 6 are the original ones; this project adds 7 and 8."""
+    """Values 0 to 6 are the original ones; this project adds 7 and 8. XPUB and XSUB never travel: to their
+    peers, older ones too, they are PUB and SUB."""
 
     REQ = 0
     REP = 1
@@ -71,6 +72,26 @@ class SocketType(TypeNumber):
     PAIR = 6
     DEALER = 7
     ROUTER = 8
+    XPUB = 9
+    XSUB = 10
+
+    @property
+    def on_wire(self) -> SocketType:
+        """The type in this socket's hellos and frames."""
+        return _ON_WIRE.get(self, self)
+
+
+_ON_WIRE = {SocketType.XPUB: SocketType.PUB, SocketType.XSUB: SocketType.SUB}
+#: the types that may arrive, and the last of them
+TYPES_ON_WIRE = [kind for kind in SocketType if kind.on_wire is kind]
+LAST_TYPE = max(TYPES_ON_WIRE)
+
+
+def arrived_type(number: int) -> SocketType:
+    """The socket type of a number that arrived. Raises ValueError."""
+    if number > LAST_TYPE:
+        raise ValueError(f"{number} is no socket type of the wire")
+    return SocketType(number)
 
 
 class Flag(IntFlag):

@@ -1,4 +1,4 @@
-"""Which socket types talk to each other, as in ZeroMQ. Pure."""
+"""Which socket types talk to each other, as in ZeroMQ. Pure. Hellos have types of the wire only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
 
 def compatible(one: SocketType, other: SocketType) -> bool:
     """Whether these two types may talk, as in ZeroMQ."""
-    return other in _COMPATIBLE[one]
+    return other.on_wire in _COMPATIBLE[one.on_wire]
 
 
 def common_peers(one: SocketType, other: SocketType) -> str:

@@ -30,6 +30,7 @@ from transfer.transports.core.wire import (
     VERSION,
     Flag,
     SocketType,
+    arrived_type,
 )
 from transfer.transports.errors import HandshakeError, without_frames
 from transfer.transports.handshake.choice import Choice, strictness
@@ -368,6 +369,6 @@ def _check_start(magic: int, version: int, kind: int) -> SocketType:
     if version != VERSION:
         raise HandshakeError("version", f"a frame of version {version}; this side understands {VERSION}")
     try:
-        return SocketType(kind)
+        return arrived_type(kind)
     except ValueError as error:
         raise HandshakeError("socket_type", f"{kind} is no socket type") from error

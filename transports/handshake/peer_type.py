@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from transfer.transports.core.first_record import HEAD, LARGEST_HELLO
-from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, REFERENCE_BIT, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, REFERENCE_BIT, SocketType, arrived_type
 from transfer.transports.handshake.client_hello import offered
 from transfer.transports.security.credentials import ALPN_PROTOCOL
 
@@ -33,7 +33,7 @@ def detect_in_header(first: bytes) -> Detection:
     if len(first) < HEADER_SIZE:
         return Detection(needed=HEADER_SIZE)
     try:
-        return Detection(SocketType(HEADER.unpack_from(first)[2] & ~REFERENCE_BIT))
+        return Detection(arrived_type(HEADER.unpack_from(first)[2] & ~REFERENCE_BIT))
     except ValueError:
         return Detection()
 
@@ -50,4 +50,5 @@ def detect_in_client_hello(first: bytes) -> Detection:
 def socket_type_of(protocol: str) -> SocketType | None:
     """The socket type in an ALPN protocol name; `ALPN_PROTOCOL` alone has none."""
     name = protocol.removeprefix(f"{ALPN_PROTOCOL}/")
-    return SocketType[name] if name != protocol and name in SocketType.__members__ else None
+    found = SocketType.__members__.get(name) if name != protocol else None
+    return found if found is None else found.on_wire

@@ -21,11 +21,11 @@ from transfer.transports.core.wire import (
     EXTENDED_MAX,
     HEADER,
     HEADER_SIZE,
+    LAST_TYPE,
     MAGIC,
     MAX_TOPIC,
     VERSION,
     Flag,
-    SocketType,
 )
 from transfer.transports.errors import ProtocolError
 from transfer.transports.sizes import LARGE
@@ -41,7 +41,7 @@ TAKEN = struct.Struct("<Q")
 
 _TENSOR, _TOPIC, _MORE = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.MORE)
 _CRC, _EXTENDED = int(Flag.CRC), int(Flag.EXTENDED)
-_LAST_TYPE = int(max(SocketType))
+_LAST_TYPE = int(LAST_TYPE)
 _unpack = HEADER.unpack_from
 
 

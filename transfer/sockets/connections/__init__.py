@@ -16,6 +16,7 @@ refusal              why a side ends a connection, in a REFUSED frame
 state                the data of a socket's connections, and the small functions that all of their parts use
 topic_positions      a SUB's positions in a publisher's log, by topic
 unread_messages      messages that a lost peer sent before its end and that are not read yet
+upstream             what an XPUB receives: its peers' subscriptions, and what XSUBs send besides them
 """
 
 from __future__ import annotations

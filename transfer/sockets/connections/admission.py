@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from transfer.patterns import PATTERNS, Pair, Subscriber
+from transfer.patterns import PATTERNS, Pair, Publisher, Subscriber
 from transfer.sockets import drain
 from transfer.sockets.connections.control import REPLACED, TAKEN
 from transfer.sockets.connections.state import control
@@ -222,6 +222,9 @@ class ConnectionAdmission:
             self._state.add(peer)
             if isinstance(self._pattern, Subscriber):
                 self._introduce(self._pattern, peer)
+            elif isinstance(self._pattern, Publisher) and socket.xpub_welcome_msg:
+                with suppress(Broken):  # the thread that reads the stream finds its end
+                    stream.send([(0, 0, None, None, socket.xpub_welcome_msg)])
         return peer, replaced, refused
 
     def _stream_for(self, socket: Socket, made: Connected, queue: Peer | None, credits: bool) -> Any:
@@ -388,7 +391,7 @@ class ConnectionAdmission:
             refusal = bytes([Control.REFUSED]) + error.reason.encode()
             stream = self._context.core.Stream(
                 made.fd,
-                int(self._pattern.socket_type),
+                int(self._pattern.socket_type.on_wire),
                 self._context.flusher,
                 self._context.pool,
                 channel=made.channel,

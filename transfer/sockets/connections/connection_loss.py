@@ -134,6 +134,8 @@ class ConnectionLoss:
             if remnant is not None and self._holds_reply(remnant):
                 self._pattern.inherit(remnant, stream)
             self._pattern.detach(stream)
+        if self._state.upstream is not None:
+            self._state.upstream.deliver()
         if remnant is not None and socket is not None:
             self._state.attach(socket, remnant, sends=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from transfer.patterns import Publisher, Subscriber
+from transfer.patterns import Publisher, Subscriber, XPublisher
 from transfer.patterns.pub_sub import decode_order, encode_order
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
@@ -58,6 +58,9 @@ class Controls:
                     if frames is None:
                         return
                     if not frames[0].flags & Flag.CONTROL:
+                        if self._state.upstream is not None and self._state.upstream.admits(peer):
+                            self._state.upstream.take(stream, frames)
+                            continue
                         raise ProtocolError(
                             "flags", f"data for a {self._pattern.socket_type.name}, which only sends"
                         )
@@ -93,7 +96,8 @@ class Controls:
         then finds the end; only a new connection need not wait for that."""
         self._context.reactor.unregister(peer.fd)
         peer.ended = True
-        if self._pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
+        kind = self._pattern.socket_type
+        if kind in (SocketType.SUB, SocketType.XSUB, SocketType.PULL) and peer.source.peer is peer:
             peer.source.peer = None
             if peer.source.connector is not None:
                 peer.source.connector.lost()
@@ -145,25 +149,31 @@ class Controls:
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
             self._log_reader.acknowledged(pattern, peer, number)
         elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
-            if not pattern.subscribe(stream, prefix):
+            with self._lock:
+                added = pattern.subscribe(stream, prefix)
+            if not added:
                 raise ProtocolError("control", "more subscriptions than one peer may have")
             if source is not None:
                 source.subscribe(peer, number, prefix, kind == Control.RESUBSCRIBE)
             else:
                 if stream.queued_bytes > max(stream.send_high_water_bytes, _ANSWERS) + _ANSWERS:
                     raise ProtocolError("control", "the peer subscribes, and does not read the answers")
-                stream.subscribe(prefix)
+                if pattern.applies_subscriptions:
+                    stream.subscribe(prefix)
                 stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
             self._state.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
         elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
-            pattern.unsubscribe(stream, prefix)
+            with self._lock:
+                pattern.unsubscribe(stream, prefix)
             if source is not None:
                 source.unsubscribe(peer, prefix)
-            else:
+            elif pattern.applies_subscriptions:
                 stream.unsubscribe(prefix)
             self._state.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
         else:
             raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
+        if self._state.upstream is not None:
+            self._state.upstream.deliver()
         with self._lock:
             self._state.changed.notify_all()
 
@@ -180,13 +190,20 @@ class Controls:
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
-        """Adds or removes a subscription and sends the change to every publisher."""
+        """Adds or removes a subscription and sends the change to every publisher. Of an XPUB in manual mode:
+        for the peer of which this thread received the last message."""
         pattern = self._pattern
+        stream: Any
+        if isinstance(pattern, XPublisher):
+            stream = self._state.owner()._newest_stream
+            with self._lock:
+                if stream in self._state.peers:
+                    (stream.subscribe if add else stream.unsubscribe)(prefix)
+            return
         assert isinstance(pattern, Subscriber)
         if add and any(record.address.begin for record in list(self._state.endpoints)):
             check_log_prefix(prefix)
         broken: list[tuple[Any, Broken]] = []
-        stream: Any
         with self._lock:
             for stream, order in pattern.subscribe(prefix) if add else pattern.unsubscribe(prefix):
                 try:

@@ -8,13 +8,14 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from transfer.patterns.xpub_xsub import UPSTREAM, XPublisher, XSubscriber
 from transfer.sockets.connections.topic_positions import BEGIN, EPOCH, LOG
 from transfer.transports import registry
 from transfer.transports.address import BASE, Address
 from transfer.transports.config import DescriptorOptions
 from transfer.transports.connect.connection import ConnectOptions
 from transfer.transports.handshake.choice import permitted
-from transfer.transports.handshake.identity import make_hello, new_nonce
+from transfer.transports.handshake.identity import FEATURES, make_hello, new_nonce
 from transfer.transports.handshake.upgrade import Surroundings, Upgrade
 from transfer.transports.security.guard import is_loopback
 
@@ -29,6 +30,7 @@ _OF_DESCRIPTORS = itemgetter(
     "sndbuf", "rcvbuf", "tcp_keepalive", "tcp_keepalive_idle", "tcp_keepalive_intvl", "tcp_keepalive_cnt"
 )
 _OF_CONNECTORS = itemgetter("connect_timeout", "handshake_ivl", "reconnect_ivl", "reconnect_ivl_max")
+_UPSTREAM_TYPES = (XPublisher, XSubscriber)
 
 
 class Dialer:
@@ -42,7 +44,7 @@ class Dialer:
         """Makes this side's hello. record: of the endpoint to connect to."""
         socket = self._state.socket()
         if socket is None:  # the socket was closed: the result of the handshake is discarded
-            return make_hello(self._pattern.socket_type, offer=self._context.offer)
+            return make_hello(self._pattern.socket_type.on_wire, offer=self._context.offer)
         extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         if record is not None and not record.instance:
             record.instance = new_nonce()
@@ -51,11 +53,12 @@ class Dialer:
         if self._state.catch_up_source is not None:
             extra[LOG], extra[EPOCH] = self._state.catch_up_source.log
         return make_hello(
-            self._pattern.socket_type,
+            self._pattern.socket_type.on_wire,
             routing_id=socket.routing_id,
             instance="" if record is None else record.instance,
             max_message=socket.largest_message,
             offer=self._context.offer,
+            features=FEATURES | {UPSTREAM} if isinstance(self._pattern, _UPSTREAM_TYPES) else FEATURES,
             lazy=not socket.immediate,
             extra=extra,
         )
@@ -68,7 +71,7 @@ class Dialer:
             reactor=self._context.reactor,
             flusher=self._context.flusher,
             pool=self._context.pool,
-            socket_type=self._pattern.socket_type,
+            socket_type=self._pattern.socket_type.on_wire,
             max_message=socket.largest_message,
             send_high_water=socket.sndhwm,
             send_high_water_bytes=socket.sndhwm_bytes,

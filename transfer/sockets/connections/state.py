@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from transfer.patterns import Publisher, Subscriber
+from transfer.patterns import Publisher, Subscriber, XPublisher
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import drain
+from transfer.sockets.connections.upstream import UpstreamMessages
 from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.sockets.peer import Endpoint, Peer
 from transfer.throttled_log import ThrottledLog
@@ -73,8 +74,10 @@ class ConnectionState:
         self.own: dict[str, Any] = {}
         #: descriptors of foreign streams that the reactor watches, and how many streams share each
         self._foreign_fds: dict[int, int] = {}
+        #: what an XPUB receives
+        self.upstream = UpstreamMessages(self, pattern) if isinstance(pattern, XPublisher) else None
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
-        self.receives = pattern.receive_mode is not ReceiveMode.NONE
+        self.receives = pattern.receive_mode is not ReceiveMode.NONE and not pattern.reads_at_once
 
     # -- peers, with the lock ---------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class ConnectionState:
     def new_stream(self, socket: Socket, fd: int, credits: bool = False, channel: Any = None) -> Any:
         return self.context.core.Stream(
             fd,
-            int(self.pattern.socket_type),
+            int(self.pattern.socket_type.on_wire),
             self.context.flusher,
             self.context.pool,
             send_high_water=1 if socket.conflate else socket.sndhwm,

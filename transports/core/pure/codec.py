@@ -16,10 +16,10 @@ from transfer.transports.core.wire import (
     BY_REFERENCE,
     HEADER,
     HEADER_SIZE,
+    LAST_TYPE,
     REFERENCE,
     REFERENCE_BIT,
     Flag,
-    SocketType,
 )
 from transfer.transports.errors import InternalError, ProtocolError
 from transfer.transports.sizes import LARGE
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
 MORE, CRC, EXTENDED, LZ4 = int(Flag.MORE), int(Flag.CRC), int(Flag.EXTENDED), int(Flag.LZ4)
 _NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
-_LAST_TYPE = max(SocketType)
+_LAST_TYPE = int(LAST_TYPE)
 #: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec. For
 #: larger ones that are incomplete a sink is called before the rest is read
 _SMALL = 4 * 1024

@@ -128,6 +128,8 @@ class Receiving(Attachments):
                 self._kept.unread = self._kept.counted = self._again[0]
                 self._again.popleft()
             if self._kept.unread is None and self._find(deadline, sink) is None:
+                if self._again:
+                    continue
                 raise self._no_message() if timeout else Again("no message is there")
             found = self._kept.unread
             if found is None:
@@ -349,6 +351,8 @@ class Receiving(Attachments):
                     found[0].waited_ns += spent
                     return found
                 self._check()
+                if self._again:  # another thread gave a message
+                    return None
                 if timeout == 0 and time.monotonic() >= deadline:
                     return None
         finally:
