@@ -66,7 +66,7 @@ def test_threads_that_have_ended_leave_nothing_at_a_subscriber(context):
     for thread in threads:
         thread.finish()
     sub.recv_multipart()
-    assert sub._threads.all() == [sub._threads.here.thread]
+    assert eventually(lambda: sub._threads.all() == [sub._threads.here.thread])
 
 
 def test_a_subscription_counts_how_often_it_was_made(context):

@@ -301,3 +301,25 @@ def test_z85(zmq):
     assert z85.decode(b"HelloWorld") == z85.decode("HelloWorld") == raw
     with pytest.raises(ValueError):
         z85.encode(b"abc")
+
+
+def test_a_first_part_without_room_is_refused_and_none_is_lost(zmq, ctx, link):
+    lonely = ctx.socket(zmq.PUSH)
+    lonely.bind("tcp://127.0.0.1:*")
+    with pytest.raises(zmq.Again):
+        lonely.send(b"one", zmq.SNDMORE | zmq.NOBLOCK)
+    pull = ctx.socket(zmq.PULL)
+    pull.connect(lonely.last_endpoint.decode())
+    assert lonely.poll(5000, zmq.POLLOUT)
+    for part in (b"one", b"two"):
+        lonely.send(part, zmq.SNDMORE | zmq.NOBLOCK)
+    lonely.send(b"three", zmq.NOBLOCK)
+    assert pull.recv_multipart() == [b"one", b"two", b"three"]
+
+
+def test_memory_with_gaps_receives_nothing(zmq, pair):
+    left, right = pair
+    left.send(b"whole")
+    with pytest.raises(BufferError):
+        right.recv_into(memoryview(bytearray(10))[::2])
+    assert right.recv() == b"whole"

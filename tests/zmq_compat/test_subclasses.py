@@ -410,3 +410,26 @@ def test_a_proxy_of_derived_sockets(zmq, ctx, packed):
         context.term()
         thread.join(PATIENCE / 1000)
         assert not thread.is_alive()
+
+
+def test_poll_and_repr_are_those_of_the_class(zmq, ctx):
+    """As zmq.green has them, whose Poller lets other greenlets run."""
+
+    class Poller(zmq.Poller):
+        used = 0
+
+        def poll(self, timeout=None):
+            Poller.used += 1
+            return super().poll(timeout)
+
+    class Mine(zmq.Socket):
+        _poller_class = Poller
+        _repr_cls = "mine.Socket"
+
+    with Mine(ctx, zmq.PULL) as pull, ctx.socket(zmq.PUSH) as push:
+        assert repr(pull).startswith("<mine.Socket(zmq.PULL)")
+        push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+        assert pull.poll(0) == 0
+        push.send(b"ready")
+        assert pull.poll(PATIENCE) == zmq.POLLIN
+        assert Poller.used == 2

@@ -6,6 +6,7 @@ this project, too: the wire protocol is a different one. Missing functions raise
 reason; `docs/zmq-compat.md` lists every public name that differs.
 
 _support         every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md
+as_zmq           gives programs that import `zmq` this package instead, with pyzmq's pure modules over it
 asyncio          zmq.asyncio over `transfer`: blocking methods return futures of the running loop
 byte_limit       the option `sndhwm_bytes` of pyzmq's sockets: only SNDHWM makes them drop messages
 constants        pyzmq's constants: every member of an enumeration of `enums`

@@ -16,7 +16,7 @@ from typing import Any, Generic, Self
 from transfer.constants import SNDMORE
 from transfer.sockets.attributes import no_such
 from transfer.zmq import socket as plain
-from transfer.zmq.constants import SocketOption
+from transfer.zmq.constants import PollEvent, SocketOption
 from transfer.zmq.endpoints import Bound
 from transfer.zmq.metaclass import SocketMetaclass
 from transfer.zmq.payload import check_parts, checked_part
@@ -118,7 +118,10 @@ class DerivedSocket(Serialising, Generic[plain.Kind], metaclass=SocketMetaclass)
         sock, cls = self._transfer_socket, type(self)
         kind = getattr(getattr(sock, "type", None), "name", "UNKNOWN")
         state = " closed" if sock.closed else ""
-        return f"<{cls.__module__}.{cls.__qualname__}(zmq.{kind}) at {id(self):#x}{state}>"
+        name = getattr(
+            cls, "_repr_cls", f"{cls.__module__}.{cls.__qualname__}"
+        )  # pyzmq's, as `_poller_class`
+        return f"<{name}(zmq.{kind}) at {id(self):#x}{state}>"
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("subscribe", "unsubscribe") and name not in self.__dict__:
@@ -144,6 +147,15 @@ class DerivedSocket(Serialising, Generic[plain.Kind], metaclass=SocketMetaclass)
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         return self._transfer_socket.recv(flags, copy, track)
+
+    def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Any:
+        """Waits by the Poller of the class, if it has one: that of zmq.green lets other greenlets run."""
+        poller_class = getattr(self, "_poller_class", None)
+        if poller_class is None:
+            return self._transfer_socket.poll(timeout, flags)
+        poller = poller_class()
+        poller.register(self, flags)
+        return dict(poller.poll(timeout)).get(self, 0)
 
     bind_to_random_port = plain.Socket.bind_to_random_port
 

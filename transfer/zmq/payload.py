@@ -21,7 +21,7 @@ def payload_of(data: Any) -> Any:
 
 def room_in(buffer: Any, nbytes: int) -> int:
     """Returns how many bytes of a buffer to write; `nbytes`: 0 for all. Raises ArgumentError, BufferError,
-    ValueError, TypeError."""
+    ValueError."""
     try:
         view = memoryview(buffer)
     except TypeError:
@@ -31,7 +31,8 @@ def room_in(buffer: Any, nbytes: int) -> int:
             raise BufferError("the buffer is read-only")
         if not 0 <= nbytes <= view.nbytes:
             raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
-        view.cast("B").release()  # raises TypeError for non-contiguous memory before a message is taken
+        if not view.c_contiguous:
+            raise BufferError("the buffer is not contiguous")
         return nbytes or view.nbytes
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
-from transfer.constants import SNDMORE
+from transfer.constants import DONTWAIT, SNDMORE
 from transfer.sockets.attributes import no_such
 from transfer.sockets.binding import endpoint_text
 from transfer.sockets.defaults import PYZMQ_SUB_LINGER
@@ -326,6 +326,14 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         if watching is not _FINISHED_TRACKER:
             watching.peers.add(sent)
         return watching
+
+    def _send_part(self, frames: Any, flags: int, hold: bool, track: bool) -> Any:
+        """Raises Again at the first part where that must not wait, as libzmq."""
+        if flags & DONTWAIT and flags & SNDMORE and not self._threads.here.thread.begun:
+            self._check_open()
+            if self._pattern.may_send() and not self._can_send():
+                raise self._no_room()
+        return Base._send_part(self, frames, flags, hold, track)
 
     def _send_multipart(
         self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False

@@ -48,14 +48,14 @@ cdef int bits_of(object flags) except -1:
 
 
 cdef class UnfinishedMessages:
-    """How many threads have begun a message of a socket and not read all its parts, or not sent its last one;
-    and the thread that asked last, for whom no look-up is needed."""
+    """How many threads have begun a message of a socket and not read all its parts, or not sent its last
+    one; and the thread that asked last, for whom no look-up is needed."""
 
 
 @cython.no_gc_clear
 cdef class SocketThread:
-    """One thread that uses a socket. Attributes, not items: they are written without a call, in which a signal
-    handler could raise.
+    """One thread that uses a socket. Attributes, not items: they are written without a call, in which a
+    signal handler could raise.
 
     given: the core's message, until the call that receives it ends: its stream and frames. stream: that of its
     newest message, if that passed through `_recv_frames`. rest: the parts of a message that `recv` has not
@@ -370,8 +370,8 @@ cdef class Parts(Attachments):
         return here
 
     def _give_back(self, SocketThread here, error):
-        """A receive of this thread was ended by this error, unless it is ours of a signal's handler: what it had
-        taken is the next receive's. In one step, as another handler may raise behind it."""
+        """A receive of this thread was ended by this error. If it is of a signal's handler, what was taken is
+        the next receive's. In one step, as another handler may raise behind it."""
         cdef tuple given = here.given
         cdef list left = [given]
         cdef int tries = TRIES
