@@ -57,8 +57,8 @@ cdef class SocketThread:
     """One thread that uses a socket. Attributes, not items: they are written without a call, in which a
     signal handler could raise.
 
-    given: the core's message, until the call that receives it ends: its stream and frames. stream: that of its
-    newest message, if that passed through `_recv_frames`. rest: the parts of a message that `recv` has not
+    given: the core's message, until the call that receives it ends: its stream and frames. stream: that of
+    its newest message, if that passed through `_recv_frames`. rest: the parts of a message that `recv` has not
     returned yet. begun: those sent with SNDMORE, as frames. Both change by the methods.
     """
 
