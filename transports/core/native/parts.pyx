@@ -58,8 +58,8 @@ cdef class SocketThread:
     signal handler could raise.
 
     given: the core's message, until the call that receives it ends: its stream and frames. stream: that of
-    its newest message, if that passed through `_recv_frames`. rest: the parts of a message that `recv` has not
-    returned yet. begun: those sent with SNDMORE, as frames. Both change by the methods.
+    its newest message, if that passed through `_recv_frames`. rest: the parts of a message that `recv` has
+    not returned yet. begun: those sent with SNDMORE, as frames. Both change by the methods.
     """
 
     def __cinit__(self, UnfinishedMessages counted):
