@@ -2,6 +2,7 @@
 
 admin         a client of a broker's admin API over HTTP
 app           the commands of `transfer` and their options
+as_zmq        `transfer as-zmq`: runs a program in whose Python processes `zmq` is `transfer.zmq`
 audit         `transfer audit …`: its commands and their options
 bench         `transfer bench broker`: its commands and their options
 broker        `transfer broker` and its subcommands: their options

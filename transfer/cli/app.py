@@ -252,6 +252,46 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(run_bench(context.args))
 
 
+@app.command(
+    name="as-zmq",
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+)
+def as_zmq(
+    context: typer.Context,
+    program: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROGRAM",
+            help="A file of Python (.py), -m and a module, or a command; its arguments follow.",
+        ),
+    ],
+    *,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="NAME",
+            help="The transport to use, as MC_RPC_PROTOCOL: tcp, rdma, ucx, auto.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="POLICY", help="As MC_RPC_POLICY: auto, prefer or require."),
+    ] = None,
+) -> None:
+    """Run a program unchanged with `zmq` replaced by transfer.zmq, in it and in its Python children.
+
+    All its peers have to run so, too. Interpreters that ignore PYTHONPATH (python -I, -E) are not reached.
+    """
+    from transfer.cli.as_zmq import run
+
+    run([program, *context.args], transport, policy)
+
+
 @app.command()
 @options.grouped
 def doctor(between: options.Between, json: options.Json = False) -> None:
