@@ -53,7 +53,8 @@ both.
   differ: `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though both are 4.
 * `transfer as-zmq PROGRAM …` runs a program unchanged, with its Python children, on this package;
   `--transport` and `--policy` choose what is beneath. `from transfer.zmq import as_zmq; as_zmq.install()`,
-  before a program's imports, does it in one process. Where pyzmq is installed, its modules in Python (`green`, `eventloop`, `devices`, `log`, `ssh`,
+  before a program's imports, does it in one process.
+* Where pyzmq is installed, its modules in Python (`green`, `eventloop`, `devices`, `log`, `ssh`,
   `utils.garbage`) run over the sockets of this package then. `zmq.auth` is refused: only libzmq asks it.
 * Any thread may use a socket.
 * mypy and pyright find misspelt options and attributes of sockets and contexts, which pyzmq's types accept.
