@@ -1,7 +1,7 @@
 """pyzmq's Socket over `transfer`: its names, numbers, defaults and errors.
 
-`send` and `recv` add one Python frame to the compiled path: it converts `Closed` to pyzmq's
-`ContextTerminated`.
+`send`, `recv` and their forms for several parts are the compiled calls of the core; what those do not handle
+alone passes through the hooks here (`_send_object`, `_send_multipart`, `_recv_multipart`), as do errors.
 """
 
 # Methods have pyzmq's types, and those of `transfer.Socket` differ.
