@@ -1,7 +1,7 @@
 """Socket: the object that users send and receive with.
 
-The common case of `send` and `recv` runs in the core (`SocketBase`) and never enters this file. This file
-has the rest: messages of several parts, trackers, REQ, REP and ROUTER, topics, compression.
+The common case of `send`, `recv` and their forms for several parts runs in the core (`SocketBase`) and never
+enters this file. This file has the rest: trackers, REQ and REP, topics, compression.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ both.
 | a ROUTER answers a REQ without the empty part after the identity | dropped and counted (`malformed` in \
 `transfer_drops_total`); the right answer may follow | the REQ drops it and ends the connection: no \
 answer can follow |
-| a message is sent part by part without room or a peer | the last part waits, or raises Again, and may be sent \
-again; with NOBLOCK the first part raises it | the first does |
+| a message is sent part by part without room or a peer | the last part waits, or raises Again, and may be \
+sent again; with NOBLOCK the first part raises it | the first does |
 | `identity = b""`, `HEARTBEAT_TIMEOUT = -1` | accepted: the default | ZMQError (EINVAL) |
 | `set(HWM, number)` | sets both marks, as `hwm` does | ZMQError (EINVAL) |
 | an option of bytes is given another buffer, such as a bytearray | accepted | TypeError |
