@@ -120,7 +120,8 @@ class Kit:
 
 
 def recording(base: type) -> type:
-    core_of_base = importlib.import_module(base.__module__.rpartition(".")[0])
+    module = next(kind.__module__ for kind in base.__mro__ if kind.__name__ == "SocketBase")
+    core_of_base = importlib.import_module(module.rpartition(".")[0])
 
     class Recording(base):  # type: ignore[misc]
         def __init__(self, *arguments: Any) -> None:

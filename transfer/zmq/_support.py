@@ -141,7 +141,13 @@ SOCKET_TYPES = (
         "either side binds or connects, several times",
         "REQ REP PUB SUB PUSH PULL PAIR ROUTER DEALER XPUB XSUB XREQ XREP",
     ),
-    _group("SocketType", SupportVerdict.REFUSED, "raw TCP is not implemented; use `socket`", "STREAM"),
+    _group(
+        "SocketType",
+        SupportVerdict.REFUSED,
+        "raw TCP is not implemented, use `socket`: a STREAM can be made and polled, so that programs start "
+        "which make one and may never use it",
+        "STREAM",
+    ),
     _group(
         "SocketType",
         SupportVerdict.REFUSED,

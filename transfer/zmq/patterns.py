@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from transfer import patterns
 from transfer.patterns.base import Anyone, OutFrame, Pattern, Peer
-from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import NotSupported
+from transfer.zmq.constants import SocketType as ZmqType
 
 
 class Requester(patterns.Requester):
@@ -42,5 +43,23 @@ class Router(patterns.Router):
         return None, frames
 
 
+class Stream(patterns.Pair):
+    """Of a STREAM, which programs make among their other sockets, for a debugger say: it can be made and
+    polled, and neither bound, connected nor sent to."""
+
+    def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
+        raise no_stream()
+
+
+def no_stream() -> NotSupported:
+    """Returns the error of what a STREAM cannot do."""
+    what = "a STREAM socket would speak raw TCP, which is not implemented"
+    return NotSupported(what, hint="use Python's `socket`; see docs/zmq-compat.md")
+
+
 #: patterns of sockets of these types; other types have those of `transfer`
-ZMQ_PATTERNS: dict[SocketType, type[Pattern]] = {cls.socket_type: cls for cls in (Requester, Router)}
+ZMQ_PATTERNS: dict[ZmqType, type[Pattern]] = {
+    ZmqType.REQ: Requester,
+    ZmqType.ROUTER: Router,
+    ZmqType.STREAM: Stream,
+}

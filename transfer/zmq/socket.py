@@ -43,7 +43,7 @@ from transfer.zmq.linger import hand_over, has_unsent
 from transfer.zmq.metaclass import SocketMetaclass
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.options import RULES_BY_NAME, Effect, Rule, checked as checked_option, refuse, rule
-from transfer.zmq.patterns import ZMQ_PATTERNS
+from transfer.zmq.patterns import ZMQ_PATTERNS, no_stream
 from transfer.zmq.payload import check_parts, checked_part, payload_of, room_in, size_of
 from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import WIRE_TYPES, add_attributes, our_type
@@ -108,7 +108,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         self._ignored = {}
         self._kind = kind
         self._frame_class = Frame
-        super().__init__(ctx_or_socket, wire_type, ZMQ_PATTERNS.get(wire_type))
+        super().__init__(ctx_or_socket, wire_type, ZMQ_PATTERNS.get(kind))
         self._values["sndhwm_bytes"] = None  # until the program sets it: see `byte_limit`
         if kind in (SocketType.SUB, SocketType.XSUB):
             self._values["linger"] = PYZMQ_SUB_LINGER
@@ -165,7 +165,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
 
     def bind(self, addr: str) -> Bound[Self]:
         """Binds. Raises ZMQError; `last_endpoint` has the real port."""
-        endpoint_text(addr)
+        self._check_meets(addr)
         try:
             return Bound(self, "bind", super().bind(addr).addr)
         except TransferError as error:
@@ -174,12 +174,17 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
 
     def connect(self, addr: str) -> Bound[Self]:
         """Starts to connect; messages that are sent before the peer is connected wait for it."""
-        endpoint_text(addr)
+        self._check_meets(addr)
         try:
             return Bound(self, "connect", super().connect(addr).addr)
         except TransferError as error:
             known = self._closed_error() if isinstance(error, Closed) else error
             raise endpoints.bad_endpoint(known, endpoint_text(addr)) from error.__cause__
+
+    def _check_meets(self, addr: str) -> None:
+        endpoint_text(addr)
+        if self._kind is SocketType.STREAM:
+            raise no_stream()
 
     def unbind(self, addr: str) -> None:
         """Stops listening on an endpoint. Raises ZMQError (ENOENT)."""

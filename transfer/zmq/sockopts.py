@@ -10,8 +10,9 @@ from transfer.transports.errors import NotSupported, OptionError
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.error import ZMQError
 
-#: ZeroMQ's types that exist here, and those of `transfer`
+#: ZeroMQ's types that exist here, and those of `transfer`; a STREAM (see `patterns`) meets no peer
 WIRE_TYPES = {SocketType[kind.name]: kind for kind in wire.SocketType}
+WIRE_TYPES[SocketType.STREAM] = wire.SocketType.PAIR
 
 
 class _OptionAttribute:
