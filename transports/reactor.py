@@ -238,8 +238,9 @@ class Reactor:
             _signal(self._wake_write)
 
     def _poller_changed(self) -> None:
-        # epoll sees changes while it waits; poll(2) has a copy of the set and must begin again.
-        if not EDGE:
+        # epoll sees changes while it waits; poll(2) has a copy of the set and must begin again. gevent takes
+        # epoll away while a program runs.
+        if self._poller is not None and not self._poller.is_epoll:
             self._wake()
 
     def _timer_cancelled(self) -> None:
@@ -339,8 +340,8 @@ class _Poller:
     """epoll, or poll(2) where there is no epoll. The time-out is in seconds, None is endless."""
 
     def __init__(self) -> None:
-        self._seconds = hasattr(select, "epoll")
-        self._poll: Any = select.epoll() if self._seconds else select.poll()
+        self.is_epoll = hasattr(select, "epoll")
+        self._poll: Any = select.epoll() if self.is_epoll else select.poll()
 
     def register(self, fd: int, events: int) -> None:
         self._poll.register(fd, events)
@@ -352,12 +353,12 @@ class _Poller:
         self._poll.unregister(fd)
 
     def wait(self, timeout: float | None) -> list[tuple[int, int]]:
-        if self._seconds:
+        if self.is_epoll:
             return list(self._poll.poll(timeout))
         return list(self._poll.poll(None if timeout is None else timeout * 1000.0))
 
     def close(self) -> None:
-        if self._seconds:
+        if self.is_epoll:
             self._poll.close()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import threading
+import time
 
 import pytest
 
@@ -323,3 +325,22 @@ def test_what_is_dropped_at_the_end_is_told():
     reactor.call_soon(end)
     until(lambda: not reactor.running, "the end")
     assert told == ["before", "dropped"]
+
+
+def test_a_registration_during_the_sleep_where_epoll_was_taken_away(monkeypatch):
+    """As gevent does, after this package was imported: poll(2) has to begin again."""
+    monkeypatch.delattr(select, "epoll")
+    reactor = Reactor()
+    read, write = os.pipe()
+    called = threading.Event()
+    try:
+        reactor.call_soon(lambda: None)  # it sleeps then
+        time.sleep(0.05)
+        reactor.register(read, READABLE, lambda _events: (os.read(read, 1), called.set()))
+        time.sleep(0.05)
+        os.write(write, b"x")
+        assert called.wait(10)
+    finally:
+        reactor.close()
+        os.close(read)
+        os.close(write)

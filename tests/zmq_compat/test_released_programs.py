@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "build/released_programs"
-RELEASES = ("ipykernel==7.4.0", "jupyter_client==8.10.0", "zerorpc==0.6.3")
+RELEASES = ("ipykernel==7.4.0", "jupyter_client==8.10.0", "zerorpc==0.6.3", "locust==2.47.0")
 LIMIT = 120
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 300)]
@@ -84,6 +88,24 @@ print("all is well")
 """
 
 
+LOAD = """
+from locust import User, constant, events, task
+
+import zmq
+
+class Visitor(User):
+    wait_time = constant(0.05)
+
+    @task
+    def nothing(self):
+        events.request.fire(
+            request_type="no", name="nothing", response_time=1, response_length=1, exception=None, context={}
+        )
+
+print("zmq is transfer" if zmq.__transfer__ else "zmq is pyzmq", flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def programs():
     """The folder with the releases."""
@@ -98,18 +120,50 @@ def programs():
     return PLACE
 
 
+def started(programs, folder, *words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "transfer", "as-zmq", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, programs)))},
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def ended(process):
+    """(exit code, output) within the limit."""
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, output
+
+
 @pytest.mark.parametrize("program", [KERNEL, RPC], ids=["ipykernel", "zerorpc"])
 def test_a_released_program(programs, program, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "transfer", "as-zmq", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, programs)))},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0 and done.stdout.endswith("all is well\n"), done.stdout + done.stderr
+    code, output = ended(started(programs, tmp_path, str(path)))
+    assert code == 0 and "all is well\n" in output, output
+
+
+def test_locust_on_several_processes(programs, tmp_path):
+    """gevent has replaced threads and select there, after this package was imported."""
+    (tmp_path / "locustfile.py").write_text(LOAD)
+    port = str(free_port())
+    words = ["-m", "locust", "--headless", "--users", "4", "--run-time", "3s", "--expect-workers", "2"]
+    words += ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--spawn-rate", "4"]
+    master = started(programs, tmp_path, *words)
+    workers = [
+        started(programs, tmp_path, "-m", "locust", "--worker", "--master-port", port) for _ in range(2)
+    ]
+    code, output = ended(master)
+    assert [ended(worker)[0] for worker in workers] == [0, 0]
+    assert code == 0 and "zmq is transfer" in output, output
+    requests = re.findall(r"Aggregated +(\d+) +0\(0.00%\)", output)
+    assert max(map(int, requests)) > 50, output
