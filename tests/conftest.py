@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ if "TRANSFER_CORE" not in os.environ:
     except (ImportError, AttributeError):
         # Children of tests, whose output is compared, would log that the compiled core is missing.
         os.environ["TRANSFER_CORE"] = "pure"
+
+with suppress(ImportError):  # a machine with a GPU may lack it
+    # No test asserts a time: a busy machine takes longer than the 0.2 s that are the default for an example.
+    hypothesis = importlib.import_module("hypothesis")
+    hypothesis.settings.register_profile("transfer", hypothesis.settings.default, deadline=None)
+    hypothesis.settings.load_profile("transfer")
 
 # On by default, but two sockets of one test are on one host: without this the suites of tcp would test
 # shared memory. tests/shm switches it on, and tests/shm/test_suites.py runs other suites with it.

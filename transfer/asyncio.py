@@ -24,7 +24,7 @@ from transfer.sockets.context import Context as _Context
 from transfer.sockets.parts import encoded, json_of, pour_frame
 from transfer.sockets.readiness import Readiness, wake, watch
 from transfer.sockets.socket import SocketMethods, socket_of
-from transfer.transports.arguments import decoder_of, events_of, flags_of, seconds, whole
+from transfer.transports.arguments import decoder_of, events_of, flags_of, seconds, sequence, whole
 from transfer.transports.core.copies import room_in
 from transfer.transports.errors import Again, NotSupported
 
@@ -247,7 +247,7 @@ class Socket(SocketMethods):
 
     async def send_many(self, messages: Iterable[Buffer], flags: int = 0) -> int:
         """Sends each of these as a message of one part, as `Socket.send_many`."""
-        left, done = list(messages), 0
+        left, done = list(sequence(messages, "the messages", "bytes; send() sends one")), 0
         while left:
             try:
                 sent = await self._send_by(super().send_many, left, flags=flags)

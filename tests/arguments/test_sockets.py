@@ -36,6 +36,7 @@ def ways_to_send(socket, peer_receives=None):
     return [
         Case("send", lambda data, flags: socket.send(data, flags), {"data": b"x", **flags}),
         Case("send_multipart", socket.send_multipart, {"msg_parts": [b"x"], **flags}),
+        Case("send_many", socket.send_many, {"messages": [b"x"], **flags}),
         Case("send_string", socket.send_string, {"u": "x", **flags}, ("u: text",)),
         Case("send_json", socket.send_json, {"obj": 1, **flags}, ("obj: text None -1 nan huge",)),
         Case(
@@ -58,6 +59,7 @@ def ways_to_receive(socket):
     return [
         Case("recv", lambda flags: socket.recv(flags), {"flags": 1}),
         Case("recv_multipart", socket.recv_multipart, {"flags": 1}),
+        Case("recv_many", socket.recv_many, {"most": 2, "flags": 1}, ("most: huge",)),
         Case("recv_string", socket.recv_string, {"flags": 1}),
         Case("recv_json", socket.recv_json, {"flags": 1}),
         Case(

@@ -17,6 +17,7 @@ COMMANDS = dict(commands())
 #: what follows [OPTIONS] in the usage lines of commands with arguments
 ARGUMENTS = {
     **dict.fromkeys(("push", "pub", "req", "rep"), "[FILE]..."),
+    "as-zmq": "PROGRAM [ARGS]...",
     "health": "[URL]",
     "certificates": "FOLDER",
     "broker check": "DIR",

@@ -11,7 +11,7 @@ import transfer
 import transfer.asyncio
 import transfer.zmq
 from tests.sockets.helpers import eventually, pair_of
-from transfer.transports.errors import Again, OptionError, StateError
+from transfer.transports.errors import Again, ArgumentError, StateError
 
 
 def received(socket, count, most=7):
@@ -54,7 +54,7 @@ def test_nothing_is_there(context):
     _, pull = pair_of(context, transfer.PUSH, transfer.PULL)
     with pytest.raises(Again):
         pull.recv_many(5, transfer.DONTWAIT)
-    with pytest.raises(OptionError):
+    with pytest.raises(ArgumentError):
         pull.recv_many(0)
 
 

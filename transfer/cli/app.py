@@ -265,7 +265,7 @@ def as_zmq(
     program: Annotated[
         str,
         typer.Argument(
-            metavar="PROGRAM",
+            metavar="PROGRAM [ARGS]...",
             help="A file of Python (.py), -m and a module, or a command; its arguments follow.",
         ),
     ],

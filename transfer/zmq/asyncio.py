@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from transfer.constants import DONTWAIT
 from transfer.sockets.poller import wait
-from transfer.transports.arguments import events_of, flags_of, milliseconds
+from transfer.transports.arguments import events_of, flags_of, milliseconds, sequence
 from transfer.transports.errors import Again, NotSupported
 from transfer.zmq import context as _context, derived as _derived, poll as _poll, socket as _socket
 from transfer.zmq.constants import PollEvent
@@ -177,7 +177,7 @@ class Socket(Front):
 
     def send_many(self, messages: Iterable[Buffer], flags: int = 0) -> Future[int]:
         """Returns a future of the number of messages that the socket has taken, of one part each."""
-        own, given = flags_of(flags) | DONTWAIT, list(messages)
+        own, given = flags_of(flags) | DONTWAIT, list(sequence(messages, "the messages", "bytes"))
         return self._transfer_send(lambda: self._transfer_socket.send_many(given, own), flags)
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Future[int]:

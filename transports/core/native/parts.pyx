@@ -14,9 +14,9 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport uint64_t
 
-from transfer.transports.arguments import flags_of
+from transfer.transports.arguments import flags_of, sequence, whole
 from transfer.transports.core.wire import MAX_FRAMES
-from transfer.transports.errors import Again, OptionError, TransferError
+from transfer.transports.errors import Again, TransferError
 
 from transfer.transports.core.native.inproc_calls cimport has_plain, push_plain, push_to_end, take_plain
 from transfer.transports.core.native.kernel_writes cimport F_MORE, HEADER, MAGIC, OK, VERSION, header_t
@@ -208,7 +208,7 @@ cdef class Parts(Attachments):
         """Sends each of these as a message of one part, in order. As `send`; returns how many were sent, if
         not all of them had room in time."""
         cdef int bits = bits_of(flags)
-        cdef tuple given = tuple(messages)
+        cdef tuple given = tuple(sequence(messages, "the messages", "bytes; send() sends one"))
         cdef Py_ssize_t done = 0
         while done < PyTuple_GET_SIZE(given):
             if (self.send_mode == ROUND_ROBIN and is_usable(self) and not self._general_send
@@ -228,15 +228,13 @@ cdef class Parts(Attachments):
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def recv_many(self, Py_ssize_t most, flags=0):
+    def recv_many(self, most, flags=0):
         """Receives the messages that are there, at most so many, as `bytes`, or lists of `bytes` for those of
         several parts. Waits for the first one, as `recv`."""
         cdef list found = []
         cdef object stream = None
         cdef object ahead
-        if most < 1:
-            raise OptionError(f"at most {most} messages", hint="at least 1")
-        ahead = self._read_ahead(most)
+        ahead = self._read_ahead(whole(most, "most", 1))
         if ahead is None:
             message = Parts.recv_multipart(self, flags)
             return [message[0] if len(message) == 1 else message]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer.transports.arguments import flags_of
+from transfer.transports.arguments import flags_of, sequence, whole
 from transfer.transports.core.pure.codec import LZ4, MORE, TENSOR, TOPIC
 from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.frame import Frame
@@ -13,7 +13,7 @@ from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.receiving import Receiving
 from transfer.transports.core.pure.req_rep_turn import Turn
-from transfer.transports.errors import Again, OptionError, TransferError
+from transfer.transports.errors import Again, TransferError
 
 if TYPE_CHECKING:
     pass
@@ -110,7 +110,7 @@ class SocketBase(Sending, Receiving):
 
     def send_many(self, messages: Any, flags: int = 0) -> int:
         flags, done = flags_of(flags), 0
-        for data in messages:
+        for data in sequence(messages, "the messages", "bytes; send() sends one"):
             try:
                 self._send_one(data, flags, True, False)
             except Again:
@@ -121,8 +121,7 @@ class SocketBase(Sending, Receiving):
         return done
 
     def recv_many(self, most: int, flags: int = 0) -> list[Any]:
-        if most < 1:
-            raise OptionError(f"at most {most} messages", hint="at least 1")
+        whole(most, "most", 1)
         parts = SocketBase.recv_multipart(self, flags)
         return [parts[0] if len(parts) == 1 else parts]
 
