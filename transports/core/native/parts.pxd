@@ -30,7 +30,7 @@ cdef class SocketThread:
     cdef UnfinishedMessages counted
     cdef object __weakref__
 
-    cdef object checked(self, object made, bint whole)
+    cdef object checked(self, object made, bint all_parts)
 
 
 cdef class Parts(Attachments):

@@ -85,14 +85,14 @@ cdef class SocketThread:
             self.begun.clear()
             self.counted.sending -= 1
 
-    cdef object checked(self, object made, bint whole):
+    cdef object checked(self, object made, bint all_parts):
         """What Python has received: a part, or a whole message. A signal that came meanwhile is handled here,
         since its handler would run between this call and its caller, and what was received would be lost: if
         it raises, the next receive of this thread has it."""
         try:
             PyErr_CheckSignals()
         except BaseException:
-            if whole:
+            if all_parts:
                 self.leave(made)
             else:
                 self.put_back(made)
