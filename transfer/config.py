@@ -34,6 +34,11 @@ from transfer.transports.errors import OptionError
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+def environment() -> dict[str, str]:
+    """Returns a copy of the whole environment, for a child process."""
+    return dict(os.environ)
+
+
 def exit_linger(environ: Mapping[str, str] | None = None) -> float:
     """Returns the seconds of TRANSFER_EXIT_LINGER. Raises OptionError."""
     environ = os.environ if environ is None else environ

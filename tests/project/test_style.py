@@ -20,7 +20,11 @@ LONGEST_FILE = 500
 #: Files with one class that is long because it is one thing: a class is not cut to make its file shorter.
 #: Socket: 80 public methods and options with their documentation, and the core's hooks that they share.
 #: The one of pyzmq: as many methods, with overloads for type checkers.
-LONGER_FILES = {"transfer/sockets/socket.py": 1391, "transfer/zmq/socket.py": 600}
+LONGER_FILES = {
+    "transfer/asyncio.py": 515,
+    "transfer/sockets/socket.py": 1414,
+    "transfer/zmq/socket.py": 600,
+}
 LONGEST_CORE_FILE = 500  # it declares its variables and what it uses of C
 LONGEST_FUNCTION = 80
 VAGUE = re.compile(r"\bclass \w*(Manager|Helper|Util)s?\b")

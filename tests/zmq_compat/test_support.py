@@ -139,7 +139,8 @@ def test_socket_types_do_what_the_table_says(group):
                     assert sock.type.name in (name, {"XREQ": "DEALER", "XREP": "ROUTER"}.get(name))
             else:
                 with pytest.raises(NotSupported, match="zmq-compat") as caught:
-                    context.socket(getattr(ours, name)).bind("tcp://127.0.0.1:*")  # a STREAM can be made
+                    with context.socket(getattr(ours, name)) as sock:  # a STREAM can be made
+                        sock.bind("tcp://127.0.0.1:*")
                 assert caught.value.errno == ours.ENOTSUP
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import transfer
+from transfer.config import environment
 from transfer.transports import config
 from transfer.transports.errors import UsageError
 from transfer.zmq import startup
@@ -20,7 +21,7 @@ _FOR_PYTHON = ("-m", "-c")
 
 def run(program: Sequence[str], transport: str | None, policy: str | None) -> NoReturn:
     """Becomes the program. Raises UsageError, OptionError."""
-    environ = dict(os.environ)
+    environ = environment()
     if transport is not None:
         environ["MC_RPC_PROTOCOL"] = transport
     if policy is not None:

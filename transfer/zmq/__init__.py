@@ -30,6 +30,7 @@ proxy            proxies: send the messages that one socket receives with the ot
 serial           messages of texts, JSON and objects, for blocking and asyncio sockets
 socket           pyzmq's Socket over `transfer`: its names, numbers, defaults and errors
 sockopts         options of a socket by pyzmq's numbers, and as attributes in lower and upper case
+startup          a folder for PYTHONPATH, with which `transfer as-zmq` starts programs
 support          writes docs/zmq-compat.md: `python -m transfer.zmq.support > docs/zmq-compat.md`
 tracker          MessageTracker: reports when the memory of a message may be reused
 utils            pyzmq's utilities, as far as they make sense here: jsonapi, monitor, strtypes, z85

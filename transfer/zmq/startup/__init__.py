@@ -1,4 +1,2 @@
-"""A folder for PYTHONPATH, in which `transfer as-zmq` starts programs.
-
-sitecustomize  the interpreter imports it when it starts: it names this package `zmq`
-"""
+"""A folder for PYTHONPATH, with which `transfer as-zmq` starts programs: the interpreter imports its
+`sitecustomize` first, which names `transfer.zmq` `zmq`."""

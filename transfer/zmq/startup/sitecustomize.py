@@ -24,7 +24,8 @@ def _start() -> None:
 
 
 try:
-    _start()
+    if __name__ == "sitecustomize":  # not imported as a part of this package
+        _start()
 except Exception as error:  # noqa: BLE001 - the program would go on with pyzmq, and nothing would tell
     sys.stderr.write(f"transfer as-zmq: {sys.executable} cannot use transfer.zmq: {error}\n")
     sys.stderr.flush()
