@@ -1,6 +1,6 @@
 """The loops of pyzmq's programs, called as they call: on pyzmq, and on `transfer.zmq` in its place.
 
-Three more are programs of `transfer` itself, beside the fastest that pyzmq has for the same work.
+Two more are programs of `transfer` itself, compared with the fastest that pyzmq has for the same work.
 """
 
 from __future__ import annotations

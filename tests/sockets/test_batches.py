@@ -107,6 +107,21 @@ def test_in_a_loop_of_asyncio():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("data", [b"x", bytearray(b"x"), bytearray(20_000), memoryview(b"x")])
+def test_what_is_no_bytes_in_a_loop_of_asyncio(data):
+    """A small bytearray was sent by the coroutine of that name, for which nothing waited."""
+
+    async def main():
+        with transfer.asyncio.Context() as context:
+            push, pull = context.socket(transfer.PUSH), context.socket(transfer.PULL)
+            pull.bind("tcp://127.0.0.1:0")
+            push.connect(pull.last_endpoint)
+            await push.send(data)
+            assert await asyncio.wait_for(pull.recv(), 20) == bytes(data)
+
+    asyncio.run(main())
+
+
 def test_pyzmqs_sockets_have_them_too():
     with transfer.zmq.Context() as context, context.socket(transfer.zmq.PUSH) as push:
         with context.socket(transfer.zmq.PULL) as pull:

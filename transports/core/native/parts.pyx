@@ -380,11 +380,11 @@ cdef class Parts(Attachments):
             here.clear()
             self._give_again(given[0], given[1])
             return
-        while left and tries:  # the pattern, which is Python
+        while left and tries:
             tries -= 1
             try:
-                self._take_back(left)
-            except BaseException:
+                self._take_back(left)  # asks the pattern, which is Python
+            except BaseException:  # of one more handler: the caller raises the first one's
                 pass
 
     cdef object next_part(self, bint copy):

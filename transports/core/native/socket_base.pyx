@@ -111,7 +111,7 @@ cdef class SocketBase(Parts):
         elif bits == SNDMORE and type(data) is bytes and not track and self.keep_part(data):
             return None
         elif type(data) is bytearray and not track and PyByteArray_GET_SIZE(data) <= COPIED:
-            return self.send(bytes(data), flags, copy)
+            return SocketBase.send(self, bytes(data), flags, copy)  # that of a subclass may be a coroutine
         return self.send_slowly(data, bits, copy, track)
 
     cdef bint send_in_turn(self, bytes data) except -1:
@@ -266,7 +266,7 @@ cdef class SocketBase(Parts):
         cdef SocketThread here
         if self._unfinished.reading and self.thread_here().rest and not flags & ~DONTWAIT:
             made = self.next_part(copy)
-            return self.recv(flags, copy) if made is None else made
+            return SocketBase.recv(self, flags, copy) if made is None else made
         if not flags & ~DONTWAIT:
             here = self.thread_here()
             frames = self.plain_parts()
