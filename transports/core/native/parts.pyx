@@ -217,6 +217,10 @@ cdef class Parts(Attachments):
                 done += self.push_run(<Stream>self.outs[0], given, done)
                 if done == PyTuple_GET_SIZE(given):
                     break
+            elif (is_usable(self) and not self._unfinished.sending and not bits & ~DONTWAIT
+                    and self.push_parts((given[done],))):
+                done += 1
+                continue
             try:
                 self._send_one(given[done], bits, True, False)
             except Again:
