@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import select
+import sys
 import threading
 import time
+from socket import IPPROTO_TCP, TCP_INFO
 
 import numpy
 import pytest
@@ -583,3 +585,25 @@ def test_every_message_is_reported_although_handlers_raise(kit):
     assert (
         interrupted and set(called) == {0, 1, 2, 3} and [called.count(number) for number in (1, 3)] == [1, 1]
     )
+
+
+def test_messages_to_many_in_turn_share_their_writes(kit):
+    """Each connection pauses while others have their turns, and yet not every message is a system call."""
+    if kit.core.__name__.endswith("pure"):
+        pytest.skip("the pure core is slower than such a pause")
+    ends = [kit.raw("tcp") for _ in range(64)]
+    socket = kit.pusher(*(stream for stream, _ in ends))
+    rounds = 100
+    for number in range(rounds * len(ends)):
+        socket.send(b"%05d" % number)
+    whole = rounds * (5 + 34)
+    for first, (_, far) in enumerate(ends):
+        got = [int(frame.data) for frame in decode(read(far, whole))]
+        assert got == list(range(first, rounds * len(ends), len(ends)))
+    assert sum(segments_of(far) for _, far in ends) < rounds * len(ends) // 4
+
+
+def segments_of(far) -> int:
+    """Segments with data that have arrived: each write makes one, at least. Linux' struct tcp_info."""
+    info = far.getsockopt(IPPROTO_TCP, TCP_INFO, 256)
+    return int.from_bytes(info[152:156], sys.byteorder)

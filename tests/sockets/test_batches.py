@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 
 import pytest
+from hypothesis import given, strategies as st
 
 import transfer
 import transfer.asyncio
@@ -48,6 +50,28 @@ def test_what_has_no_room(context):
     with pytest.raises(Again):
         push.send_many(messages, transfer.DONTWAIT)
     assert received(pull, sent) == messages[:sent]
+
+
+@pytest.mark.parametrize("protocol", ["auto", "tcp"])
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 63, 64, 1000, 9_000, 70_000]), max_size=120), max_size=8),
+    st.sampled_from([0, 1, 7, 1000]),
+)
+def test_batches_of_all_sizes(protocol, batches, mark):
+    """Whatever fits into a write, or below the high-water mark: all arrive, once, and are counted."""
+    with transfer.Context(protocol=protocol) as context:
+        push, pull = pair_of(context, transfer.PUSH, transfer.PULL, sndhwm=mark)
+        sent = [[bytes([number % 251]) * size for number, size in enumerate(sizes)] for sizes in batches]
+        reader = threading.Thread(target=lambda: found.extend(received(pull, sum(map(len, sent)))))
+        found = []
+        reader.start()
+        for batch in sent:
+            assert push.send_many(batch) == len(batch)
+        reader.join(30)
+        assert found == [message for batch in sent for message in batch]
+        assert push.messages_sent == pull.messages_received == len(found)
+        assert push.bytes_sent == pull.bytes_received == sum(map(len, found))
+        eventually(lambda: push.peers()[0].queued == 0)
 
 
 def test_nothing_is_there(context):

@@ -109,11 +109,6 @@ else:
         "zmq_version_info",
     ]
 
-    def __getattr__(name: str) -> ModuleType:
-        if name == "asyncio":
-            return importlib.import_module("transfer.zmq.asyncio")
-        raise AttributeError(f"module 'transfer.zmq' has no attribute {name!r}")
-
 
 def has(capability: str) -> bool:
     """Returns True for "ipc"; every other capability of libzmq is missing."""

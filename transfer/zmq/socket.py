@@ -154,7 +154,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     @property
     def rcvmore(self) -> int:
         """1 if the message of this thread's last `recv` has parts left, else 0."""
-        return int(self._has_rest())
+        return 1 if self._has_rest() else 0
 
     @property
     def last_endpoint(self) -> bytes:
@@ -481,10 +481,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         except NotSupported as error:  # SUBSCRIBE on another type than SUB
             raise OptionError(f"{option.name}: {error}") from error
 
-    def get(self, option: int) -> int | bytes:
-        """Returns an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
-        if option is SocketOption.RCVMORE and not self.closed:  # asked for each part
-            return int(self._has_rest())
+    def _get_option(self, option: int) -> int | bytes:
         known, how = rule(option)
         if not how.readable:
             raise OptionError(f"{known.name} can only be set")
@@ -495,6 +492,12 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         value = getattr(self, how.attribute)
         return value if how.kind is bytes else int(value)
 
+    if TYPE_CHECKING:
+
+        def get(self, option: int) -> int | bytes:
+            """Returns an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
+    else:
+        get = Base._getsockopt
     setsockopt = set  # type: ignore[assignment]
     getsockopt = get  # type: ignore[assignment]
 

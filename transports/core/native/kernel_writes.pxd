@@ -131,6 +131,7 @@ cdef struct flusher_t:
     int stopping
     int asleep
     int generation
+    int64_t at_once_until     # the messages that were written after a pause count up to this time
     pthread_mutex_t mutex
     int wake_fd
     int reap_fd

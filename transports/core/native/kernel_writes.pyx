@@ -34,6 +34,7 @@ cdef enum:
     ROUND = 4 * 1024 * 1024         # bytes of one link_write: others wait for the mutex, or for the flusher
     PAUSE_NS = 20 * 1000            # a send after a pause of this length is written at once
     BURST_NS = 100 * 1000           # the same where a payload is copied in between
+    MANY_AT_ONCE = 64               # so many connections of a context may be written at once after a pause
 
 fork_generation = 0
 main_thread = 0
@@ -190,6 +191,7 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
 cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
     """Writes the queue if it is time. before: bytes in it without the new message."""
     cdef int64_t now
+    cdef bint quiet
     if link.fd < 0 or link.kernel_full:
         return OK
     if link.queued_bytes >= COALESCE:
@@ -201,14 +203,25 @@ cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
     # The clock is read for the first message after a write only: that costs as much as the rest.
     if before == 0:
         now = now_ns()
-        if now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS:
-            store_signed(&link.last_sent, now)
+        quiet = now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS
+        store_signed(&link.last_sent, now)
+        if quiet and may_write_at_once(link.flusher, now):
             link_write(link)
             return OK
-        store_signed(&link.last_sent, now)
     if not link.armed:
         link_arm(link)
     return OK
+
+
+cdef bint may_write_at_once(flusher_t* flusher, int64_t now) noexcept nogil:
+    """Whether a message after a pause of its connection is written at once: as often as one connection may,
+    for all of a context, since who sends to many in turn pauses at each. Threads may overlap: one more is
+    harmless."""
+    cdef int64_t until = max(load_signed(&flusher.at_once_until), now) + PAUSE_NS
+    if until - now > MANY_AT_ONCE * PAUSE_NS:
+        return False
+    store_signed(&flusher.at_once_until, until)
+    return True
 
 
 cdef bint link_gathers(link_t* link) noexcept nogil:

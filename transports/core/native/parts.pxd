@@ -31,6 +31,12 @@ cdef class SocketThread:
     cdef object __weakref__
 
     cdef object checked(self, object made, bint all_parts)
+    cpdef object begin(self, frames)
+    cpdef object end(self)
+    cpdef object leave(self, parts)
+    cpdef object put_back(self, part)
+    cpdef object take(self)
+    cpdef object clear(self)
 
 
 cdef class Parts(Attachments):

@@ -34,6 +34,8 @@ cdef enum:
     FANOUT = 2
     FAIR = 1
     FILTERED = 2
+    MANY = 1 << 20             # of one `recv_many`
+    RCVMORE = 13               # ZeroMQ's number
 
 cdef Py_ssize_t MOST_PARTS = MAX_FRAMES
 
@@ -73,13 +75,13 @@ cdef class SocketThread:
         if self.counted.newest == <void*>self:
             self.counted.newest = NULL
 
-    def begin(self, frames):
+    cpdef object begin(self, frames):
         """Keeps frames for the message that this thread sends part by part."""
         cdef bint had = bool(self.begun)
         self.begun.extend(frames)
         self.counted.sending += <bint>bool(self.begun) - had
 
-    def end(self):
+    cpdef object end(self):
         """That message is sent, or given up."""
         if self.begun:
             self.begun.clear()
@@ -99,25 +101,25 @@ cdef class SocketThread:
             raise
         return made
 
-    def leave(self, parts):
+    cpdef object leave(self, parts):
         """Keeps parts for the next calls."""
         cdef bint had = bool(self.rest)
         self.rest.extend(parts)
         self.counted.reading += <bint>bool(self.rest) - had
 
-    def put_back(self, part):
+    cpdef object put_back(self, part):
         """The part is the next one again."""
         cdef bint had = bool(self.rest)
         self.rest.appendleft(part)
         self.counted.reading += not had
 
-    def take(self):
+    cpdef object take(self):
         """The next part, of which there is one."""
         part = self.rest.popleft()
         self.counted.reading -= not self.rest
         return part
 
-    def clear(self):
+    cpdef object clear(self):
         if self.rest:
             self.rest.clear()
             self.counted.reading -= 1
@@ -208,7 +210,8 @@ cdef class Parts(Attachments):
         """Sends each of these as a message of one part, in order. As `send`; returns how many were sent, if
         not all of them had room in time."""
         cdef int bits = bits_of(flags)
-        cdef tuple given = tuple(sequence(messages, "the messages", "bytes; send() sends one"))
+        cdef tuple given = tuple(messages if type(messages) is list else
+                                 sequence(messages, "the messages", "bytes; send() sends one"))
         cdef Py_ssize_t done = 0
         while done < PyTuple_GET_SIZE(given):
             if (self.send_mode == ROUND_ROBIN and is_usable(self) and not self._general_send
@@ -238,7 +241,9 @@ cdef class Parts(Attachments):
         cdef list found = []
         cdef object stream = None
         cdef object ahead
-        ahead = self._read_ahead(whole(most, "most", 1))
+        if type(most) is not int or not 0 < most < MANY:
+            most = min(whole(most, "most", 1), MANY)
+        ahead = self._read_ahead(most)
         if ahead is None:
             message = Parts.recv_multipart(self, flags)
             return [message[0] if len(message) == 1 else message]
@@ -338,6 +343,15 @@ cdef class Parts(Attachments):
     def _has_rest(self):
         """Whether this thread has received a part of a message, and not all of them."""
         return self._unfinished.reading > 0 and len(self.thread_here().rest) > 0
+
+    def _getsockopt(self, option):
+        """An option of ZeroMQ; RCVMORE, which programs ask for at each part, without Python."""
+        if isinstance(option, int) and option == RCVMORE and not self.closed:
+            return 1 if self._unfinished.reading and self.thread_here().rest else 0
+        return self._get_option(option)
+
+    def _get_option(self, option):
+        raise NotImplementedError
 
     cdef list inproc_parts(self):
         """The next message, if it is a plain one of a peer in this process."""

@@ -1,9 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The choice of a stream for a plain message, by the rules of `patterns/`, and the wait for room."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
@@ -23,7 +22,7 @@ from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_is_full, link_push, link_t, link_watch_room,
     link_write, load_segment, now_ns,
 )
-from transfer.transports.core.native.message cimport push_parts
+from transfer.transports.core.native.message cimport push_messages, push_parts
 from transfer.transports.core.native.outgoing cimport payload_size
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
@@ -129,26 +128,17 @@ cdef class Sending(Events):
         many. The mutex is taken once for as many as are written at a time."""
         cdef link_t* link = stream.link
         cdef Py_ssize_t place = first
-        cdef Py_ssize_t size
+        cdef Py_ssize_t count
+        cdef int64_t size
         cdef int answer = WOULD_BLOCK
         while answer == WOULD_BLOCK:
-            answer = OK
             if pthread_mutex_trylock(&link.mutex) != 0:
                 with nogil:
                     pthread_mutex_lock(&link.mutex)
-            while place < PyTuple_GET_SIZE(messages):
-                message = <object>PyTuple_GET_ITEM(messages, place)
-                if type(message) is not bytes or PyBytes_GET_SIZE(message) >= self.copy_threshold:
-                    break
-                size = PyBytes_GET_SIZE(message)
-                answer = link_push(link, PyBytes_AS_STRING(message), size, 0)
-                if answer != OK and answer != WOULD_BLOCK:
-                    break
-                place += 1
-                self.messages_sent += 1
-                self.bytes_sent += size
-                if answer == WOULD_BLOCK:
-                    break
+            count = push_messages(link, messages, place, self.copy_threshold, &size, &answer)
+            place += count
+            self.messages_sent += count
+            self.bytes_sent += size
             if answer == WOULD_BLOCK:
                 with nogil:
                     link_write(link)

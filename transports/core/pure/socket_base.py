@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     pass
 
 DONTWAIT = 1
+_RCVMORE = 13  # ZeroMQ's number
 _TRIES = range(100)
 #: flags of a frame that `recv` does not return by itself
 _NOT_PLAIN = TENSOR | TOPIC | MORE | LZ4
@@ -87,6 +88,14 @@ class SocketBase(Sending, Receiving):
 
     def _has_rest(self) -> bool:
         return bool(self._socket_thread().rest)
+
+    def _getsockopt(self, option: int) -> Any:
+        if option == _RCVMORE and not self.closed:
+            return int(self._has_rest())
+        return self._get_option(option)
+
+    def _get_option(self, option: int) -> Any:
+        raise NotImplementedError
 
     def _recv_part(self, flags: int, copy: bool, track: bool) -> Any:
         if self._general_recv or self._receive_mode == NONE or self._socket_thread().rest:
