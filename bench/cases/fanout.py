@@ -78,7 +78,7 @@ def works(quick: bool) -> list[Work]:
     count = 8 if quick else 30
     # a subscriber with a missing message reports it after this many seconds of silence
     params = {"high_water": 0, "patience": 10.0}
-    peers = ("transfer", "pyzmq", "pynng")
+    peers = ("transfer", "raw", "pyzmq", "pynng")
     return [Work("pub_fanout", "10MiB", 10 * MIB, count, 2, peers, SUBSCRIBERS, params)]
 
 

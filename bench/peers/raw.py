@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from bench.peers.base import Channel, Peer, Role, host_of
 from bench.work import PATIENCE, Skipped, Work
@@ -19,11 +20,13 @@ class Raw(Peer):
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
         if role in BOUND:
             return self._bound(work)
-        if role in CONNECTED:
+        if role is Role.PUB:
+            return self._publisher(work)
+        if role in (*CONNECTED, Role.SUB):
             host, port = address.rsplit(":", 1)
             connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
             return self._channel(connection, work, address)
-        raise Skipped("raw sockets have no subscriptions")
+        raise Skipped("raw sockets have no such role")
 
     def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
         """Receives the bytes of the array into one buffer again and again."""
@@ -42,6 +45,29 @@ class Raw(Peer):
             channel.send, channel.recv, channel.close = open_end.send, open_end.recv, open_end.close
 
         channel.ready = ready
+        return channel
+
+    def _publisher(self, work: Work) -> Channel:
+        """`send` writes to all connections, to each what it takes; it returns when all have the message."""
+        listener = socket.create_server((host_of(work), 0))
+        listener.settimeout(PATIENCE)
+        host, port = listener.getsockname()[:2]
+        channel = Channel(address=f"{host}:{port}")
+        connections = []
+
+        def ready(count: int) -> None:
+            for _ in range(count):
+                connection, _address = listener.accept()
+                connection.setblocking(False)
+                connections.append(connection)
+            listener.close()
+
+        def close() -> None:
+            for connection in connections:
+                connection.close()
+
+        channel.ready, channel.close = ready, close
+        channel.send = lambda data: _send_to_all(connections, memoryview(data))
         return channel
 
     def _channel(self, connection: socket.socket, work: Work, address: str) -> Channel:
@@ -72,3 +98,17 @@ def _receiver(connection: socket.socket, size: int) -> Callable[[], Any]:
         return buffer
 
     return recv
+
+
+def _send_to_all(connections: list[socket.socket], data: memoryview) -> None:
+    with selectors.PollSelector() as writable:
+        for connection in connections:
+            writable.register(connection, selectors.EVENT_WRITE, data)
+        while writable.get_map():
+            for key, _ in writable.select(PATIENCE):
+                connection = cast(socket.socket, key.fileobj)
+                left = key.data[connection.send(key.data) :]
+                if left:
+                    writable.modify(connection, selectors.EVENT_WRITE, left)
+                else:
+                    writable.unregister(connection)

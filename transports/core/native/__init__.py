@@ -38,6 +38,7 @@ ring             a connection's bytes by RDMA, without the GIL: as a socket's
 ring_channel     Python sets a ring up, connects it, and passes it to a Stream
 ring_requests    what a ring posts to its queue pair, and what completes there
 slots            equal pieces of memory that two processes share
+small_messages   small plain messages: copied into a queue, and written at once or gathered
 socket_base      SocketBase: the methods that users call
 stream           one connection as Python sees it, from opening to closing
 thread           the flusher: a thread that never takes the GIL

@@ -153,8 +153,6 @@ cdef unsigned long main_thread    # the interpreter's, which runs the handlers o
 cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
-cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
-cdef int link_pushed(link_t* link, int64_t before) noexcept nogil
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
 cdef int64_t link_unfetched(link_t* link) noexcept nogil
 cdef void link_notice_fetched(link_t* link) noexcept nogil

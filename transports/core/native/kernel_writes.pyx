@@ -10,7 +10,7 @@ finished segments wait in `finished` for the next caller that has the GIL.
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write
 
@@ -32,9 +32,7 @@ cdef enum:
     MAX_IOV = 64
     YIELD = 4 * 1024 * 1024         # after so many bytes other threads get the processor
     ROUND = 4 * 1024 * 1024         # bytes of one link_write: others wait for the mutex, or for the flusher
-    PAUSE_NS = 20 * 1000            # a send after a pause of this length is written at once
-    BURST_NS = 100 * 1000           # the same where a payload is copied in between
-    MANY_AT_ONCE = 64               # so many connections of a context may be written at once after a pause
+    BURST_NS = 100 * 1000           # within this time payloads that are copied apart are gathered
 
 fork_generation = 0
 main_thread = 0
@@ -155,73 +153,6 @@ cdef int link_room(link_t* link, size_t payload) noexcept nogil:
     if link.ring != NULL:
         link.fetched_when_full = load(&link.ring.peer_fetched)
     return FULL
-
-
-cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil:
-    """Queues one plain message of one frame and writes it if it is time.
-
-    The caller holds the mutex. OK, FULL, BROKEN, NO_MEMORY, or WOULD_BLOCK: queued, and the queue is long
-    enough that the caller should call link_write without the GIL. BROKEN means that nothing was queued:
-    take_unsent finds queued messages of an ended connection, and they would be sent twice if the caller
-    offered the message elsewhere, too.
-    """
-    cdef int64_t before = link.queued_bytes
-    cdef int answer
-    cdef char* at
-    if load_int(&link.error) or link.closed:
-        return BROKEN
-    if link_is_full(link, size):
-        answer = link_room(link, size)
-        if answer != OK:
-            return answer
-    at = link_reserve(link, HEADER + size, 0)
-    if at == NULL:
-        return NO_MEMORY
-    add(&link.sent, 1)
-    add(&link.sent_bytes, size)
-    add_signed(&link.queued, 1)
-    add_signed(&link.queued_payload, size)
-    link.tail.messages += 1
-    link.tail.payloads += size
-    put_header(at, link.socket_type, 0, sequence if sequence else link.sent, 0, size, 0)
-    memcpy(at + HEADER, data, size)
-    return link_pushed(link, before)
-
-
-cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
-    """Writes the queue if it is time. before: bytes in it without the new message."""
-    cdef int64_t now
-    cdef bint quiet
-    if link.fd < 0 or link.kernel_full:
-        return OK
-    if link.queued_bytes >= COALESCE:
-        return WOULD_BLOCK
-    if load_int(&link.turn):
-        store_int(&link.turn, 0)
-        link_write(link)
-        return OK
-    # The clock is read for the first message after a write only: that costs as much as the rest.
-    if before == 0:
-        now = now_ns()
-        quiet = now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS
-        store_signed(&link.last_sent, now)
-        if quiet and may_write_at_once(link.flusher, now):
-            link_write(link)
-            return OK
-    if not link.armed:
-        link_arm(link)
-    return OK
-
-
-cdef bint may_write_at_once(flusher_t* flusher, int64_t now) noexcept nogil:
-    """Whether a message after a pause of its connection is written at once: as often as one connection may,
-    for all of a context, since who sends to many in turn pauses at each. Threads may overlap: one more is
-    harmless."""
-    cdef int64_t until = max(load_signed(&flusher.at_once_until), now) + PAUSE_NS
-    if until - now > MANY_AT_ONCE * PAUSE_NS:
-        return False
-    store_signed(&flusher.at_once_until, until)
-    return True
 
 
 cdef bint link_gathers(link_t* link) noexcept nogil:

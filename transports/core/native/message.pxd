@@ -18,9 +18,6 @@ cdef struct outgoing_t:
     uint64_t* ready         # NULL, or of memory that is still being filled
     segment_t* segment
 
-cdef int push_parts(link_t* link, tuple parts, Py_ssize_t first, size_t total) noexcept
-cdef Py_ssize_t push_messages(link_t* link, tuple messages, Py_ssize_t first, Py_ssize_t limit,
-                              int64_t* total, int* answer) noexcept
 cdef unsigned int checksum_of(object meta, object topic, object data)
 cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, bint hold, list owners) except -1
 cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold, object released) except -1

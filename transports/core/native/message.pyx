@@ -7,12 +7,9 @@ The pointers are extracted under the GIL; appending needs none.
 import zlib
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport (
-    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
-)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -21,16 +18,14 @@ from libc.string cimport memcpy
 from transfer.transports.errors import PLAIN_HINT, TOO_NEW, InternalError, NotSupported
 from transfer.transports.core.wire import MAX_TOPIC
 
-from transfer.transports.core.native.atomic cimport (
-    add, add_signed, load_int, load_signed, store_int,
-)
+from transfer.transports.core.native.atomic cimport add, add_signed, load_int, store_int
 from transfer.transports.core.native.borrowed_memory cimport link_settle
 from transfer.transports.core.native.filling cimport Filling
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
-    BROKEN, BY_REFERENCE, COALESCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER,
-    NO_MEMORY, OK, REFERENCE_BIT, WOULD_BLOCK, header_t, link_append, link_arm, link_gathers, link_is_full,
-    link_push, link_pushed, link_reserve, link_room, link_t, link_write, put_header, segment_t,
+    BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER,
+    NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_arm, link_gathers, link_reserve,
+    link_room, link_t, link_write, put_header, segment_t,
 )
 from transfer.transports.core.native.pool cimport HeldBuffer
 from transfer.transports.core.native.system cimport pthread_mutex_unlock
@@ -222,117 +217,6 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
         link.tail.messages += 1
         link.tail.payloads += total
     return OK
-
-
-cdef int push_parts(link_t* link, tuple parts, Py_ssize_t first, size_t total) noexcept:
-    """As `link_push`: a message of parts of `bytes` from `first` on, of so many bytes together."""
-    cdef Py_ssize_t count = PyTuple_GET_SIZE(parts)
-    cdef int64_t before = link.queued_bytes
-    cdef int answer
-    cdef Py_ssize_t i
-    cdef size_t size
-    cdef char* at
-    if load_int(&link.error) or link.closed:
-        return BROKEN
-    if link_is_full(link, total):
-        answer = link_room(link, total)
-        if answer != OK:
-            return answer
-    at = link_reserve(link, (count - first) * HEADER + total, 0)
-    if at == NULL:
-        return NO_MEMORY
-    add(&link.sent, 1)
-    add(&link.sent_bytes, total)
-    add_signed(&link.queued, 1)
-    add_signed(&link.queued_payload, total)
-    link.tail.messages += 1
-    link.tail.payloads += total
-    for i in range(first, count):
-        size = PyBytes_GET_SIZE(<object>PyTuple_GET_ITEM(parts, i))
-        put_header(at, link.socket_type, F_MORE if i + 1 < count else 0, link.sent, 0, size, 0)
-        memcpy(at + HEADER, PyBytes_AS_STRING(<object>PyTuple_GET_ITEM(parts, i)), size)
-        at += HEADER + size
-    return link_pushed(link, before)
-
-
-cdef Py_ssize_t push_messages(link_t* link, tuple messages, Py_ssize_t first, Py_ssize_t limit,
-                              int64_t* total, int* answer) noexcept:
-    """As `link_push`: messages of `bytes` below `limit`, from `first` on, until one is of another kind or has
-    no room, or enough is queued for a write. Returns how many; total: their bytes; answer: the last one's."""
-    cdef Py_ssize_t place = first
-    cdef Py_ssize_t count
-    cdef int64_t before
-    cdef object message
-    answer[0] = OK
-    total[0] = 0
-    while place < PyTuple_GET_SIZE(messages) and answer[0] == OK:
-        before = link.queued_bytes
-        count = fill_tail(link, messages, place, limit, total)
-        if count:
-            answer[0] = link_pushed(link, before)
-            place += count
-            continue
-        message = <object>PyTuple_GET_ITEM(messages, place)
-        if type(message) is not bytes or PyBytes_GET_SIZE(message) >= limit:
-            break
-        answer[0] = link_push(link, PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message), 0)
-        if answer[0] == OK or answer[0] == WOULD_BLOCK:
-            total[0] += PyBytes_GET_SIZE(message)
-            place += 1
-    return place - first
-
-
-cdef Py_ssize_t fill_tail(link_t* link, tuple messages, Py_ssize_t first, Py_ssize_t limit,
-                          int64_t* total) noexcept:
-    """Copies as many as fit into the tail chunk and below the marks: the counters are set once for all. 0:
-    `link_push` decides."""
-    cdef segment_t* tail = link.tail
-    cdef Py_ssize_t most = min(PyTuple_GET_SIZE(messages), first + room_by_number(link))
-    cdef Py_ssize_t place = first
-    cdef int64_t bytes_left = room_by_bytes(link)
-    cdef int64_t payload = 0
-    cdef size_t used = 0
-    cdef size_t size
-    cdef char* at
-    cdef PyObject* message
-    if load_int(&link.error) or link.closed or link.ring != NULL or tail == NULL or tail.capacity == 0:
-        return 0
-    at = tail.data + tail.size
-    while place < most and link.queued_bytes + <int64_t>used < COALESCE:
-        message = PyTuple_GET_ITEM(messages, place)
-        if not PyBytes_CheckExact(<object>message) or PyBytes_GET_SIZE(<object>message) >= limit:
-            break
-        size = PyBytes_GET_SIZE(<object>message)
-        if used + HEADER + size > tail.capacity - tail.size or payload + <int64_t>size > bytes_left:
-            break
-        place += 1
-        put_header(at + used, link.socket_type, 0, link.sent + (place - first), 0, size, 0)
-        memcpy(at + used + HEADER, PyBytes_AS_STRING(<object>message), size)
-        used += HEADER + size
-        payload += size
-    if place > first:
-        if tail.size == 0:
-            tail.starts_inside = 0
-        tail.size += used
-        tail.messages += place - first
-        tail.payloads += payload
-        add_signed(&link.queued_bytes, used)
-        add_signed(&link.queued, place - first)
-        add_signed(&link.queued_payload, payload)
-        add(&link.sent, place - first)
-        add(&link.sent_bytes, payload)
-        total[0] += payload
-    return place - first
-
-
-cdef int64_t room_by_number(link_t* link) noexcept:
-    cdef int64_t high_water = load_signed(&link.high_water)
-    return high_water - link.queued - link.sealed if high_water else COALESCE
-
-
-cdef int64_t room_by_bytes(link_t* link) noexcept:
-    cdef int64_t high_water = load_signed(&link.high_water_bytes)
-    return high_water - link.queued_payload if high_water else COALESCE
 
 
 # --- unsent messages ------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from transfer.transports.core.native.events cimport Events
 from transfer.transports.core.native.flusher cimport check_signals, inform
 from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.kernel_writes cimport (
-    BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_is_full, link_push, link_t, link_watch_room,
+    BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_is_full, link_t, link_watch_room,
     link_write, load_segment, now_ns,
 )
-from transfer.transports.core.native.message cimport push_messages, push_parts
+from transfer.transports.core.native.small_messages cimport link_push, push_messages, push_parts
 from transfer.transports.core.native.outgoing cimport payload_size
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport (
