@@ -5,7 +5,9 @@ Variables:
     TRANSFER_GPU_PINNED: bytes of pinned memory that a process keeps for GPU tensors above 256 MiB, such as
         `8GiB`, or `off` (default 4 GiB, or a quarter of the available memory if that is less)
     TRANSFER_LOG: `debug`, `info`, `warning`, `error`: what the library logs goes to standard error
-    MOONCAKE_ALLOW_PICKLE: 1: `send_pyobj` and `recv_pyobj` work (by default they refuse)
+    TRANSFER_PICKLE_ALLOW: classes whose objects `send_pyobj` and `recv_pyobj` accept, beyond those of their
+        codec: `package.module.Class`, or `package.module.*`, with commas between (default none)
+    MOONCAKE_ALLOW_PICKLE: 1: `send_pyobj` and `recv_pyobj` pickle, as pyzmq: any sender can run any code
     TRANSFER_BROKER__SECTION__KEY: the option `section.key` of a broker
     TRANSFER_BROKER_CONFIG: the file of a broker's options
     WAL_PATH: a broker's `broker.data`, a folder
@@ -120,6 +122,12 @@ def pickle_allowed(environ: Mapping[str, str] | None = None) -> bool:
     """Whether MOONCAKE_ALLOW_PICKLE=1 allows to pickle objects. It reads the variable at each call."""
     environ = os.environ if environ is None else environ
     return environ.get("MOONCAKE_ALLOW_PICKLE", "").strip() == "1"
+
+
+def pickle_allow_list(environ: Mapping[str, str] | None = None) -> str:
+    """Returns TRANSFER_PICKLE_ALLOW as it is; `objects/allow_list.py` reads its entries."""
+    environ = os.environ if environ is None else environ
+    return environ.get("TRANSFER_PICKLE_ALLOW", "")
 
 
 def torch_allocator(environ: Mapping[str, str] | None = None) -> str:
