@@ -35,7 +35,7 @@ CORE = "transfer.transports.core.native"
 ALLOWED = {
     "transfer.asyncio": {"asyncio", CORE},
     "transfer.zmq": {CORE},
-    "pyspark_transfer": {"pyspark", CORE},
+    "pyspark_transfer": {"pyspark", "msgspec", CORE},
 }
 
 PROBE = """

@@ -18,6 +18,7 @@ from msgspec import MsgspecError
 from msgspec.msgpack import decode as unpack
 
 from transfer.objects import format as form, reduced
+from transfer.objects.allow_list import AllowList, allow_list
 from transfer.objects.format import malformed
 from transfer.objects.tensor import Layout
 from transfer.transports.errors import TransferError
@@ -37,12 +38,13 @@ _FAILURES: Final = (
 class _Message:
     """One message while it is read. at: where the next buffer begins."""
 
-    __slots__ = ("_depth", "at", "view")
+    __slots__ = ("_allowed", "_depth", "at", "view")
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
         self.at = view.nbytes
         self._depth = 0
+        self._allowed: AllowList | None = None
 
     def whole(self) -> Any:
         """Returns the object. Raises ProtocolError."""
@@ -77,6 +79,11 @@ class _Message:
         if type(items) is not list:
             raise malformed("an extension without a list")
         return items
+
+    def allowed(self) -> AllowList:
+        """Returns the allow list, read once."""
+        self._allowed = self._allowed or allow_list()
+        return self._allowed
 
     def take(self, nbytes: int) -> memoryview:
         """Returns the next buffer."""
@@ -151,7 +158,7 @@ def _uuid(message: _Message, payload: memoryview) -> UUID:
 
 
 def _object(message: _Message, payload: memoryview) -> Any:
-    return reduced.put_together(message.items(payload))
+    return reduced.put_together(message.items(payload), message.allowed())
 
 
 _READERS: Final[dict[int, Callable[[_Message, memoryview], Any]]] = {
@@ -172,6 +179,6 @@ _READERS: Final[dict[int, Callable[[_Message, memoryview], Any]]] = {
     form.UUID: _uuid,
     form.BUFFER: _buffer,
     form.TENSOR: _tensor,
-    form.CLASS: lambda message, payload: reduced.find_class(message.items(payload)),
+    form.CLASS: lambda message, payload: reduced.find_class(message.items(payload), message.allowed()),
     form.OBJECT: _object,
 }

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from msgspec.msgpack import Encoder, Ext
 
 from transfer.objects import format as form, reduced, tensor
+from transfer.objects.allow_list import AllowList, allow_list
 from transfer.transports.errors import ArgumentError
 
 #: what msgpack gives back as it was; integers only up to 64 bits
@@ -31,6 +32,12 @@ class _Message(list[Any]):
 
     #: types that need no look
     plain = _PLAIN
+    _allowed: AllowList | None = None
+
+    def allowed(self) -> AllowList:
+        """Returns the allow list, read once."""
+        self._allowed = self._allowed or allow_list()
+        return self._allowed
 
     def convert_all(self, values: Any, depth: int) -> Any:
         """Returns a list for msgpack's encoder."""
@@ -100,14 +107,14 @@ def _dict(message: _Message, value: dict[Any, Any], depth: int) -> Any:
     if not _TEXT.issuperset(map(type, value)):
         flat = [part for pair in value.items() for part in pair]
         return Ext(form.DICT, _pack(message.convert_all(flat, depth)))
-    plain = message.plain
-    if plain.issuperset(map(type, value.values())):
-        return value
-    depth = _deeper(depth)
-    return {
-        key: item if (kind := type(item)) in plain else _CONVERTERS[kind](message, item, depth)
-        for key, item in value.items()
-    }
+    plain, made, depth = message.plain, value, _deeper(depth)
+    for key, item in value.items():
+        if (kind := type(item)) not in plain:
+            converted = _CONVERTERS[kind](message, item, depth)
+            if converted is not item:
+                made = value.copy() if made is value else made
+                made[key] = converted
+    return made
 
 
 def _packed(code: int) -> _Converter:
@@ -178,11 +185,11 @@ def _zone(message: _Message, value: ZoneInfo, depth: int) -> Any:
 
 
 def _class(message: _Message, value: type, depth: int) -> Ext:
-    return Ext(form.CLASS, _pack(reduced.class_name(value)))
+    return Ext(form.CLASS, _pack(reduced.class_name(value, message.allowed())))
 
 
 def _object(message: _Message, value: Any, depth: int) -> Ext:
-    return Ext(form.OBJECT, _pack(message.convert_all(reduced.taken_apart(value), depth)))
+    return Ext(form.OBJECT, _pack(message.convert_all(reduced.taken_apart(value, message.allowed()), depth)))
 
 
 _KNOWN: Final[dict[type, Any]] = {

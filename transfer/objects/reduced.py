@@ -10,7 +10,7 @@ import copyreg
 from types import MemberDescriptorType
 from typing import Any, Final
 
-from transfer.objects.allow_list import allow_list
+from transfer.objects.allow_list import AllowList
 from transfer.objects.format import malformed
 from transfer.transports.errors import PickleRefused, TransferError
 
@@ -24,12 +24,11 @@ _new: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 _new_with_names: Any = copyreg.__newobj_ex__  # type: ignore[attr-defined]
 
 
-def taken_apart(value: Any) -> list[Any]:
+def taken_apart(value: Any, allowed: AllowList) -> list[Any]:
     """Returns [module, qualified name, how, args, kwargs, state, items of a list, pairs of a dict].
 
     Raises PickleRefused unless the allow list has its class, and what makes it is an allowed class.
     """
-    allowed = allow_list()
     kind = type(value)
     allowed.check(kind.__module__, kind.__qualname__)
     reduce = copyreg.dispatch_table.get(kind)
@@ -51,7 +50,7 @@ def taken_apart(value: Any) -> list[Any]:
         how = _CALL
     if not isinstance(maker, type):
         raise _by_function(kind, getattr(maker, "__qualname__", repr(maker)))
-    allowed.check_class(maker)
+    allowed.find(maker.__module__, maker.__qualname__, maker)
     return [
         maker.__module__,
         maker.__qualname__,
@@ -71,25 +70,25 @@ def _by_function(kind: type, what: str) -> PickleRefused:
     )
 
 
-def class_name(kind: type) -> list[str]:
+def class_name(kind: type, allowed: AllowList) -> list[str]:
     """Returns [module, qualified name] of a class that is a value. Raises PickleRefused."""
-    allow_list().check_class(kind)
+    allowed.find(kind.__module__, kind.__qualname__, kind)
     return [kind.__module__, kind.__qualname__]
 
 
-def find_class(parts: Any) -> type:
+def find_class(parts: list[Any], allowed: AllowList) -> type:
     """Returns the class of `class_name`. Raises PickleRefused, ProtocolError."""
-    if type(parts) is not list or [type(part) for part in parts] != [str, str]:
+    if [type(part) for part in parts] != [str, str]:
         raise malformed("a class without a name")
-    return allow_list().find(*parts)
+    return allowed.find(*parts)
 
 
-def put_together(parts: Any) -> Any:
+def put_together(parts: list[Any], allowed: AllowList) -> Any:
     """Makes the object of these parts. Raises PickleRefused, and ProtocolError for parts of another form, and
     with the cause if its class raises."""
-    if type(parts) is not list or len(parts) != _PARTS:
+    if len(parts) != _PARTS:
         raise malformed("an object of other parts")
-    kind = find_class(parts[:2])
+    kind = find_class(parts[:2], allowed)
     how, args, names, state, items, pairs = parts[2:]
     if how not in (_NEW, _CALL) or type(args) is not list or type(names) not in (dict, type(None)):
         raise malformed(f"an object of {kind.__qualname__} with other arguments")
