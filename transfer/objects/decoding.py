@@ -36,20 +36,22 @@ _FAILURES: Final = (
 
 
 class _Message:
-    """One message while it is read. at: where the next buffer begins."""
+    """One message while it is read."""
 
-    __slots__ = ("_allowed", "_depth", "at", "view")
+    # what most messages do not change
+    _depth = 0
+    _allowed: AllowList | None = None
+    #: where the next buffer begins
+    at: int
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
-        self.at = view.nbytes
-        self._depth = 0
-        self._allowed: AllowList | None = None
 
     def whole(self) -> Any:
         """Returns the object. Raises ProtocolError."""
         start = bytes(self.view[:_ALONE])
         if start == form.ALONE:
+            self.at = self.view.nbytes
             return unpack(self.view[_ALONE:], ext_hook=self._extension)
         if start != form.WITH_BUFFERS or self.view.nbytes < _BEHIND_LENGTH:
             raise malformed("no object, or one of a later version")
@@ -177,6 +179,8 @@ _READERS: Final[dict[int, Callable[[_Message, memoryview], Any]]] = {
     form.ZONE: lambda message, payload: ZoneInfo(str(payload, "ascii")),
     form.DECIMAL: lambda message, payload: Decimal(str(payload, "ascii")),
     form.UUID: _uuid,
+    form.RANGE: lambda message, payload: range(*message.items(payload)),
+    form.SLICE: lambda message, payload: slice(*message.items(payload)),
     form.BUFFER: _buffer,
     form.TENSOR: _tensor,
     form.CLASS: lambda message, payload: reduced.find_class(message.items(payload), message.allowed()),

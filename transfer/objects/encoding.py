@@ -159,7 +159,7 @@ def _tensor(message: _Message, value: Any, depth: int) -> Ext:
     return Ext(form.TENSOR, described)
 
 
-# --- times -------------------------------------------------------------------------------------
+# --- values with fields -------------------------------------------------------------------------------------
 
 
 def _of_fields(code: int, fields: Callable[[Any], tuple[Any, ...]]) -> _Converter:
@@ -173,6 +173,10 @@ def _time_fields(value: Any) -> tuple[Any, ...]:
 
 def _date_fields(value: Any) -> tuple[Any, ...]:
     return value.year, value.month, value.day
+
+
+def _steps(value: Any) -> tuple[Any, ...]:
+    return value.start, value.stop, value.step
 
 
 def _zone(message: _Message, value: ZoneInfo, depth: int) -> Any:
@@ -211,6 +215,8 @@ _KNOWN: Final[dict[type, Any]] = {
     timezone: _of_fields(form.TIMEZONE, lambda value: value.__getinitargs__()),
     ZoneInfo: _zone,
     Decimal: lambda message, value, depth: Ext(form.DECIMAL, str(value).encode()),
+    range: _of_fields(form.RANGE, _steps),
+    slice: _of_fields(form.SLICE, _steps),
     UUID: _of_fields(form.UUID, lambda value: (value.bytes, value.is_safe.value)),
     type: _class,
 }

@@ -51,6 +51,8 @@ BUFFER: Final = 16  # long bytes: BUFFER_HEAD
 TENSOR: Final = 17  # u8 kind (`tensor.py`), tensor header of docs/wire.md
 CLASS: Final = 18  # module, qualified name: a class of the allow list
 OBJECT: Final = 19  # module, qualified name, and the parts of `reduced.py`
+RANGE: Final = 20  # start, stop, step
+SLICE: Final = 21  # the same
 
 #: u8 1 for a bytearray, u64 length
 BUFFER_HEAD: Final = struct.Struct("<BQ")
