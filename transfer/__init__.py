@@ -18,6 +18,7 @@ log_output     shows what the library logs: by the variable TRANSFER_LOG in a pr
 lz4_frame      LZ4 frames: compresses only when it pays, and never allocates more than the limit
 metrics        metrics for Prometheus: `transfer.metrics.register(context)`
 mooncake       the API of Mooncake's communicator: `from transfer import ZmqInterface, ZmqSocketType`
+objects        Python objects as bytes, without pickle: what `send_pyobj` and `recv_pyobj` use
 peer_faults    counts unexpected exceptions that peers' bytes cause, and logs them at a bounded rate
 sockets        what users send and receive with, and their connections
 spark          writes DataFrames for training, and reads runs

@@ -5,7 +5,9 @@ Variables:
     TRANSFER_GPU_PINNED: bytes of pinned memory that a process keeps for GPU tensors above 256 MiB, such as
         `8GiB`, or `off` (default 4 GiB, or a quarter of the available memory if that is less)
     TRANSFER_LOG: `debug`, `info`, `warning`, `error`: what the library logs goes to standard error
-    MOONCAKE_ALLOW_PICKLE: 1: `send_pyobj` and `recv_pyobj` work (by default they refuse)
+    TRANSFER_PICKLE_ALLOW: classes whose objects `send_pyobj` and `recv_pyobj` accept, beyond those of their
+        codec: `package.module.Class`, or `package.module.*`, with commas between (default none)
+    MOONCAKE_ALLOW_PICKLE: 1: `send_pyobj` and `recv_pyobj` pickle, as pyzmq: any sender can run any code
     TRANSFER_BROKER__SECTION__KEY: the option `section.key` of a broker
     TRANSFER_BROKER_CONFIG: the file of a broker's options
     WAL_PATH: a broker's `broker.data`, a folder
@@ -24,12 +26,16 @@ Variables:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from transfer import units
 from transfer.transports.errors import OptionError
 
+#: an entry of TRANSFER_PICKLE_ALLOW
+_ALLOWED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
 #: the values of TRANSFER_LOG
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -118,8 +124,28 @@ def broker_environment(
 
 def pickle_allowed(environ: Mapping[str, str] | None = None) -> bool:
     """Whether MOONCAKE_ALLOW_PICKLE=1 allows to pickle objects. It reads the variable at each call."""
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        # of each message: `os.environ` itself raises twice for a name that is not set, which takes 1 µs
+        if b"MOONCAKE_ALLOW_PICKLE" not in getattr(os.environ, "_data", (b"MOONCAKE_ALLOW_PICKLE",)):
+            return False
+        environ = os.environ
     return environ.get("MOONCAKE_ALLOW_PICKLE", "").strip() == "1"
+
+
+def pickle_allow_list(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Returns the entries of TRANSFER_PICKLE_ALLOW, read at each call. Raises OptionError."""
+    environ = os.environ if environ is None else environ
+    return _entries(environ.get("TRANSFER_PICKLE_ALLOW", ""))
+
+
+@lru_cache(8)
+def _entries(text: str) -> tuple[str, ...]:
+    entries = tuple(entry for entry in re.split(r"[\s,]+", text) if entry)
+    for entry in entries:
+        if not _ALLOWED.fullmatch(entry):
+            hint = "names such as package.module.Class or package.module.*, with commas between"
+            raise OptionError(f"TRANSFER_PICKLE_ALLOW has the entry {entry!r}", hint=hint)
+    return entries
 
 
 def torch_allocator(environ: Mapping[str, str] | None = None) -> str:

@@ -182,7 +182,8 @@ class ForkedError(UsageError):
 
 
 class PickleRefused(UsageError):
-    """Pickle is off unless MOONCAKE_ALLOW_PICKLE=1."""
+    """An object of a class that TRANSFER_PICKLE_ALLOW does not have was sent or arrived, or a pickle arrived
+    without MOONCAKE_ALLOW_PICKLE=1."""
 
 
 def install_hint(extra: str) -> str:

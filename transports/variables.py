@@ -25,6 +25,7 @@ OURS = frozenset(
         "LIBSSL",
         "LOCAL",
         "LOG",
+        "PICKLE_ALLOW",
         "PROTOCOL",
         "TLS_CA",
         "TLS_CERT",

@@ -27,6 +27,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_LIBSSL": ((ABSENT,), "the path of an OpenSSL 3"),
     "TRANSFER_LOG": (("loud", "10"), "debug, info, warning, error"),
     "TRANSFER_LOCAL": (("of", "0", "true"), "on, off"),
+    "TRANSFER_PICKLE_ALLOW": (("*", "collections", "a.b, c*"), "package.module.Class"),
     "TRANSFER_PROTOCOL": (("tpc",), "auto, tcp, rdma, ucx"),
     "TRANSFER_TLS_CA": ((ABSENT,), FILE),
     "TRANSFER_TLS_CERT": ((ABSENT,), "both files"),

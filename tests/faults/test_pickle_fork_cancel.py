@@ -68,7 +68,7 @@ def test_nothing_that_arrives_is_unpickled(context, tmp_path):
 
 
 def test_pickle_has_one_home():
-    """Only what refuses it unless it was allowed, and multiprocessing's own, name it."""
+    """Only what refuses it unless it was allowed names it."""
     users = {
         str(path.relative_to(ROOT))
         for package in ("transfer", "transports", "patterns")
@@ -76,8 +76,7 @@ def test_pickle_has_one_home():
         if re.search(r"^\s*(import|from) (pickle|cloudpickle|marshal|shelve|dill)\b", path.read_text(), re.M)
         and not re.search(r"^from pickle import PickleBuffer$", path.read_text(), re.M)  # a view of memory
     }
-    # Mooncake's send_pyobj, refused unless it is allowed; pyzmq's send_pyobj, which is called by name.
-    assert users == {"transfer/mooncake/message.py", "transfer/zmq/serial.py"}
+    assert users == {"transfer/objects/pyobj.py"}
 
 
 def _child(endpoint, core):

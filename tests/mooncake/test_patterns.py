@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from tests.ports import free_port
 from transfer import ZmqConfig, ZmqInterface, ZmqSocketOption, ZmqSocketType
-from transfer.transports.errors import Again, NotATensor, PickleRefused, StateError, UsageError
+from transfer.transports.errors import Again, NotATensor, PickleRefused, ProtocolError, StateError, UsageError
 
 from .conftest import PATIENCE, Inbox, until_received
 
@@ -401,17 +403,28 @@ def test_futures(zi, link):
     assert sorted("tensor" in message for message in got) == [False, False, False, True]
 
 
-def test_pickle_is_off(zi, link, monkeypatch):
+def test_objects_without_pickle(zi, link, monkeypatch):
     monkeypatch.delenv("MOONCAKE_ALLOW_PICKLE", raising=False)
     push, pull = link("PUSH", "PULL")
     zi.set_polling_mode(pull, True)
-    for call in (
-        lambda: zi.send_pyobj(push, 1),
-        lambda: zi.recv_pyobj(pull),
-        lambda: zi.set_pyobj_receive_callback(pull, print),
-    ):
-        with pytest.raises(PickleRefused, match="MOONCAKE_ALLOW_PICKLE=1"):
-            call()
+    value = {"a": (1, {2}), "b": [np.float32(3), 1 << 70]}
+    assert zi.send_pyobj(push, value) == 0
+    assert zi.recv_pyobj(pull)["obj"] == value
+    with pytest.raises(PickleRefused, match="TRANSFER_PICKLE_ALLOW"):
+        zi.send_pyobj(push, object())
+    for data, error in ((pickle.dumps(1), PickleRefused), (b"text", ProtocolError)):
+        zi.push(push, data)
+        with pytest.raises(error):
+            zi.recv_pyobj(pull)
+        assert zi.recv(pull)["data"] == data  # it stayed unread
+    zi.set_polling_mode(pull, False)
+    arrived, texts = Queue(), Queue()
+    zi.set_pyobj_receive_callback(pull, arrived.put)
+    zi.set_string_receive_callback(pull, texts.put)
+    zi.send_pyobj(push, value)
+    zi.send_string(push, "text")
+    assert arrived.get(timeout=5)["obj"] == value
+    assert texts.get(timeout=5)["string"] == "text"
 
 
 def test_two_interfaces(make):

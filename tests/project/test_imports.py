@@ -15,16 +15,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OPTIONAL = (
     "numpy", "torch", "pyspark", "pyarrow", "lz4", "safetensors", "ml_dtypes", "prometheus_client", "typer",
-    "rich", "zmq", "ucxx", "transfer.transports.core.native", "asyncio", "multiprocessing", "logging.config",
+    "msgspec", "rich", "zmq", "ucxx", "transfer.transports.core.native", "asyncio", "multiprocessing",
+    "logging.config",
 )  # fmt: skip
 PACKAGES = (
-    "transfer", "transfer.asyncio", "transfer.broker", "transfer.metrics", "transfer.patterns",
-    "transfer.sockets", "transfer.spark", "transfer.spool", "transfer.torch", "transfer.transports",
-    "transfer.zmq", "pyspark_transfer",
+    "transfer", "transfer.asyncio", "transfer.broker", "transfer.metrics", "transfer.objects",
+    "transfer.patterns", "transfer.sockets", "transfer.spark", "transfer.spool", "transfer.torch",
+    "transfer.transports", "transfer.zmq", "pyspark_transfer",
 )  # fmt: skip
 #: packages that export names by `lazy.exports`
 LAZY = (
     "transfer.broker", "transfer.broker.clients", "transfer.log", "transfer.metrics", "transfer.mooncake",
+    "transfer.objects",
     "transfer.sockets", "transfer.sockets.connections", "transfer.spark", "transfer.spool",
     "transfer.tensors", "transfer.torch",
 )  # fmt: skip
@@ -33,7 +35,7 @@ CORE = "transfer.transports.core.native"
 ALLOWED = {
     "transfer.asyncio": {"asyncio", CORE},
     "transfer.zmq": {CORE},
-    "pyspark_transfer": {"pyspark", CORE},
+    "pyspark_transfer": {"pyspark", "msgspec", CORE},
 }
 
 PROBE = """

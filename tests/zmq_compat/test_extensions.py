@@ -15,7 +15,7 @@ import pytest
 import transfer.zmq as zmq
 import transfer.zmq.asyncio  # noqa: F401 - `zmq.asyncio`
 from tests.ports import free_port
-from transfer.transports.errors import PickleRefused, TransferError
+from transfer.transports.errors import TransferError
 from transfer.zmq.decorators import context, socket
 
 from .conftest import PATIENCE
@@ -63,14 +63,6 @@ def test_a_number_out_of_range_as_a_default(ctx):
     ctx.sndhwm = 2**31
     with pytest.raises(OverflowError):
         ctx.socket(zmq.PUSH)
-
-
-def test_pickle_is_off(ctx, monkeypatch):
-    monkeypatch.delenv("MOONCAKE_ALLOW_PICKLE", raising=False)
-    with ctx.socket(zmq.PAIR) as pair:
-        for call in (lambda: pair.send_pyobj(1), pair.recv_pyobj):
-            with pytest.raises(PickleRefused, match="MOONCAKE_ALLOW_PICKLE=1"):
-                call()
 
 
 def test_any_thread_may_send(ctx):

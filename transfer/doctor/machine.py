@@ -138,7 +138,7 @@ _OPTIONAL = {
     "torch": ("torch tensors, StreamDataset, the demo", "torch"),
     "pyspark": ("the Spark sink, the demo", "spark"),
     "pyarrow": ("the Spark sink, the demo", "spark"),
-    "msgspec": ("the spool, abtp", "spool"),
+    "msgspec": ("send_pyobj, the spool, abtp", "objects"),
     "aiohttp": ("the broker's HTTP", "broker"),
     "cryptography": ("transfer certificates", "certificates"),
     "dnspython": ("dns:// endpoints", "discovery"),

@@ -9,7 +9,7 @@ dispatch   calls a socket's callbacks in a separate thread, one at a time, whate
 endpoints  endpoints as in Mooncake programs: the scheme is optional
 futures    the calls that end in `_async`: their futures belong to an event loop, and no thread waits for them
 interface  ZmqInterface: the API that programs for Mooncake's communicator call
-message    the forms of a message: bytes, text, JSON, a pickled object, parts
+message    the forms of a message: bytes, text, JSON, an object, parts
 pool       slots for a REQ's open requests: so many for each peer, assigned in the order of the requests
 receive    the receiving calls of a socket: callbacks, and polling
 replies    a REP's open requests: any number up to a limit, each with a separate reply

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from transfer.mooncake.message import Form, IncomingMessage, Message, as_incoming, plainly, read
+from transfer.objects.pyobj import may_be_object
 from transfer.transports.errors import Again, Broken, Closed, TransferError
 
 logger = logging.getLogger("transfer.mooncake")
@@ -248,9 +249,8 @@ def _one(callbacks: dict[Form, Callback], form: Form) -> tuple[Callback, Form] |
 
 
 def _readable(message: IncomingMessage, form: Form) -> bool:
-    if form is Form.PYOBJ:  # not unpickled for this check: protocol 2 and later begin and end so
-        data = message.data
-        return data[:1] == b"\x80" and data[-1:] == b"."
+    if form is Form.PYOBJ:  # not decoded for this check
+        return may_be_object(message.data)
     try:
         read(message, form)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The forms of a message: bytes, text, JSON, a pickled object, parts.
+"""The forms of a message: bytes, text, JSON, an object, parts.
 
 The wire does not show which of these a message is, except for a tensor. The receiver decides by its choice of
 callback, or of `recv_...`.
@@ -7,15 +7,14 @@ callback, or of `recv_...`.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from transfer.config import pickle_allowed
+from transfer.objects.pyobj import loads
 from transfer.transports.arguments import octets, text, wrong
-from transfer.transports.errors import ArgumentError, NotATensor, PickleRefused, UsageError
+from transfer.transports.errors import ArgumentError, NotATensor, UsageError
 
 
 class CallbackCodec(Protocol):
@@ -114,21 +113,6 @@ def encode_string(value: str) -> bytes:
     return text(value, "text").encode()
 
 
-def encode_pyobj(value: Any) -> bytes:
-    """Pickles an object. Raises PickleRefused unless pickle is allowed."""
-    require_pickle()
-    return pickle.dumps(value)
-
-
-def require_pickle() -> None:
-    """Raises PickleRefused unless the environment allows pickle."""
-    if not pickle_allowed():
-        raise PickleRefused(
-            "pickle is off: unpickling runs any code that the sender chooses",
-            hint="use JSON or tensors; MOONCAKE_ALLOW_PICKLE=1 turns it on among peers that you trust",
-        )
-
-
 # --- receiving --------------------------------------------------------------------------------
 
 
@@ -145,8 +129,7 @@ def _as_json(message: IncomingMessage) -> dict[str, Any]:
 
 
 def _as_pyobj(message: IncomingMessage) -> dict[str, Any]:
-    require_pickle()
-    return {"obj": pickle.loads(message.data), "topic": message.topic}
+    return {"obj": loads(message.data), "topic": message.topic}
 
 
 def _as_multipart(message: IncomingMessage) -> dict[str, Any]:

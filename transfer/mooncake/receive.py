@@ -17,7 +17,6 @@ from transfer.mooncake.message import (
     as_incoming,
     decoded,
     read,
-    require_pickle,
 )
 from transfer.mooncake.replies import Replies
 from transfer.mooncake.requests import PendingRequests
@@ -111,8 +110,7 @@ class InterfaceReceiving(InterfaceSettings):
         self._set_callback(Form.STRING, callback)
 
     def set_pyobj_receive_callback(self, callback: Callback | None) -> None:
-        """Calls back with {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
-        require_pickle()
+        """Calls back with {obj, topic}: what `send_pyobj` sent."""
         self._set_callback(Form.PYOBJ, callback)
 
     @property
@@ -169,8 +167,8 @@ class InterfaceReceiving(InterfaceSettings):
         return self._fetch(Form.STRING, flags)
 
     def recv_pyobj(self, flags: int = 0) -> dict[str, Any]:
-        """Returns {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
-        require_pickle()
+        """Returns {obj, topic}: what `send_pyobj` sent. Raises ProtocolError for other bytes, PickleRefused
+        for a pickle or a class that is not allowed: see docs/pyobj.md."""
         return self._fetch(Form.PYOBJ, flags)
 
     def _fetch(self, form: Form, flags: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from transfer.mooncake.message import (
     IncomingMessage,
     encode_data,
     encode_json,
-    encode_pyobj,
     encode_string,
     is_tensor,
     read,
@@ -25,6 +24,7 @@ from transfer.mooncake.replies import Replies
 from transfer.mooncake.requests import PendingRequests, Request, Send
 from transfer.mooncake.settings import InterfaceSettings, Topic
 from transfer.mooncake.types import ZmqSocketType
+from transfer.objects.pyobj import dumps
 from transfer.transports.arguments import sequence, whole
 from transfer.transports.errors import EFSM, Again, Broken, PeerError, TransferError
 
@@ -122,8 +122,9 @@ class InterfaceSending(InterfaceSettings):
         return self._send(partial(self._channel.send, [encode_string(text)], topic), Form.STRING)
 
     def send_pyobj(self, obj: Any, topic: Topic = None) -> Any:
-        """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
-        return self._send(partial(self._channel.send, [encode_pyobj(obj)], topic), Form.PYOBJ)
+        """Sends an object of plain types, arrays, tensors, and classes of TRANSFER_PICKLE_ALLOW. Raises
+        PickleRefused for others."""
+        return self._send(partial(self._channel.send, [dumps(obj)], topic), Form.PYOBJ)
 
     def _sender(self, data: Any, topic: Topic = None) -> tuple[Send, Form]:
         """Returns a function that sends it, and the form of its reply. Raises ArgumentError."""

@@ -112,6 +112,7 @@ class Context:
             core.warn_if_missing()
         config.exit_linger()  # a wrong value raises here and not at exit
         config.pinned_limit()
+        config.pickle_allow_list()
         self.credentials = Credentials(read_security() if security is None else security, core)
         self._transfer_offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; the context closes it

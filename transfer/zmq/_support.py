@@ -36,7 +36,10 @@ def _group(where: str, verdict: SupportVerdict, reason: str, names: str) -> Supp
 _NO_LIBZMQ = "there is no libzmq behind this, so there is no address to hand out"
 _NO_SECURITY = "libzmq's security mechanisms are not implemented; TLS and tokens of `transfer` are"
 _DRAFT = "for libzmq's draft socket types, which do not exist here"
-_PICKLE = "needs MOONCAKE_ALLOW_PICKLE=1 in the environment, else PickleRefused"
+_OBJECTS = (
+    "by msgspec instead of pickle: plain types, arrays, tensors, and classes of TRANSFER_PICKLE_ALLOW; "
+    "pickle with MOONCAKE_ALLOW_PICKLE=1"
+)
 _THREAD = "`proxy` in a thread or process of the program does the same"
 
 GROUPS: tuple[SupportGroup, ...] = (
@@ -103,7 +106,7 @@ GROUPS: tuple[SupportGroup, ...] = (
     _group(
         "Socket", SupportVerdict.DIFFERS, "without `routing_id=` and `group=`, which are " + _DRAFT, "send"
     ),
-    _group("Socket", SupportVerdict.DIFFERS, _PICKLE, "send_pyobj recv_pyobj"),
+    _group("Socket", SupportVerdict.DIFFERS, _OBJECTS, "send_pyobj recv_pyobj"),
     _group("Socket", SupportVerdict.DIFFERS, "the value of an event is always 0", "monitor"),
     _group("Socket", SupportVerdict.WORKS, "deprecated, as in pyzmq", "socket_type"),
     _group("Socket", SupportVerdict.DIFFERS, "sockets of this package only", "shadow"),

@@ -7,15 +7,13 @@ The types are those of a blocking socket; `asyncio.Socket` declares futures of t
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer.config import pickle_allowed
 from transfer.json_text import decoder
+from transfer.objects.pyobj import DEFAULT_PROTOCOL, dumps, loads
 from transfer.sockets.parts import encoded, json_of
 from transfer.transports.arguments import decoder_of
-from transfer.transports.errors import PickleRefused
 from transfer.zmq.utils import jsonapi
 
 if TYPE_CHECKING:
@@ -61,16 +59,19 @@ class Serialising:
         return self._deserialize(self.recv(flags), decode)
 
     def send_pyobj(
-        self, obj: object, flags: int = 0, protocol: int = pickle.DEFAULT_PROTOCOL, **kwargs: Any
+        self, obj: object, flags: int = 0, protocol: int = DEFAULT_PROTOCOL, **kwargs: Any
     ) -> MessageTracker | None:
-        """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
-        _require_pickle()
-        return self.send(pickle.dumps(obj, protocol), flags=flags, **kwargs)
+        """Sends an object: by a codec of plain types, arrays and tensors, without pickle.
+
+        Other classes need TRANSFER_PICKLE_ALLOW, else it raises PickleRefused. `protocol` is that of pickle,
+        with MOONCAKE_ALLOW_PICKLE=1. Raises MissingLibrary without msgspec.
+        """
+        return self.send(dumps(obj, protocol), flags=flags, **kwargs)
 
     def recv_pyobj(self, flags: int = 0) -> Any:
-        """Receives a pickled object. Raises PickleRefused before it receives anything."""
-        _require_pickle()
-        return self._deserialize(self.recv(flags), pickle.loads)
+        """Receives an object. Raises ProtocolError for other bytes, PickleRefused for a pickle or a class
+        that is not allowed; the next receive returns the next message."""
+        return self._deserialize(self.recv(flags, copy=False), loads)
 
     def send_serialized(
         self,
@@ -86,11 +87,3 @@ class Serialising:
     def recv_serialized(self, deserialize: Callable[[list[Any]], T], flags: int = 0, copy: bool = True) -> T:
         """Receives a message and returns `deserialize(parts)`."""
         return self._deserialize(self.recv_multipart(flags=flags, copy=copy), deserialize)
-
-
-def _require_pickle() -> None:
-    if not pickle_allowed():
-        raise PickleRefused(
-            "pickle is off: unpickling runs any code that the sender chooses",
-            hint="send JSON or bytes; MOONCAKE_ALLOW_PICKLE=1 turns it on among peers that you trust",
-        )

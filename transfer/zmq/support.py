@@ -56,6 +56,8 @@ both.
   before a program's imports, does it in one process.
 * Where pyzmq is installed, its modules in Python (`green`, `eventloop`, `devices`, `log`, `ssh`,
   `utils.garbage`) run over the sockets of this package then. `zmq.auth` is refused: only libzmq asks it.
+* `send_pyobj` and `recv_pyobj` do not pickle: plain types, arrays and tensors travel by msgspec, and other
+  classes if TRANSFER_PICKLE_ALLOW names them ([send_pyobj](pyobj.md)). `protocol` has no effect then.
 * Any thread may use a socket.
 * mypy and pyright find misspelt options and attributes of sockets and contexts, which pyzmq's types accept.
 * `close` returns at once and messages are delivered in the background, as in libzmq; `Context.term` and

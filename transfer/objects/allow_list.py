@@ -1,0 +1,76 @@
+"""The classes beyond those of the codec whose objects may travel: TRANSFER_PICKLE_ALLOW.
+
+An entry is the full name of a class, or `module.*` for the classes that this module defines. A name is looked
+up only if it is allowed, and counts only if the class found calls itself so. Thus `module.*` reaches nothing
+that the module imports, such as `os.system`. Functions and metaclasses are never found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import lru_cache
+from typing import Any
+
+from transfer.config import pickle_allow_list, pickle_allowed
+from transfer.transports.errors import PickleRefused
+from transfer.transports.forking import undivided
+
+
+class AllowList:
+    """Names of classes, and modules all of whose classes are allowed; `everything`: all classes are."""
+
+    def __init__(self, entries: tuple[str, ...] = (), everything: bool = False) -> None:
+        self._everything = everything
+        self._names = frozenset(entry for entry in entries if not entry.endswith(".*"))
+        self._modules = frozenset(entry[:-2] for entry in entries if entry.endswith(".*"))
+
+    def check(self, module: str, name: str) -> None:
+        """Raises PickleRefused unless the class of this module and qualified name is allowed."""
+        full = f"{module}.{name}"
+        if not (self._everything or full in self._names or module in self._modules):
+            raise PickleRefused(
+                f"objects of the class {full} are not allowed",
+                hint=f"TRANSFER_PICKLE_ALLOW={full} at both ends allows them; only for classes you trust",
+            )
+
+    def find(self, module: str, name: str, expected: type | None = None) -> type:
+        """Returns an allowed class, which is `expected` if that is given; imports its module. Raises
+        PickleRefused."""
+        self.check(module, name)
+        found = _defined(sys.modules.get(module), module, name)
+        if found is None:  # not imported yet, or not completely
+            try:
+                with undivided():
+                    found = _defined(importlib.import_module(module), module, name)
+            except ImportError as error:
+                raise PickleRefused(f"the module {module} of an allowed class is not here") from error
+        if found is None or (expected is not None and expected is not found):
+            raise PickleRefused(
+                f"{module}.{name} is not a class that this module defines",
+                hint="functions, metaclasses, classes in functions and names of other modules do not travel",
+            )
+        return found
+
+
+def _defined(owner: Any, module: str, name: str) -> type | None:
+    """Returns the class that the module `owner` itself defines by this qualified name, or None."""
+    found: Any = owner
+    for part in name.split("."):
+        # not getattr: a module or a class may answer it with a call, or with what it inherits
+        found = None if found is None else vars(found).get(part)
+        if not isinstance(found, type):
+            return None
+    if issubclass(found, type) or (found.__module__, found.__qualname__) != (module, name):
+        return None
+    kind: type = found
+    return kind
+
+
+_listed = lru_cache(8)(AllowList)
+_EVERYTHING = AllowList(everything=True)
+
+
+def allow_list() -> AllowList:
+    """Returns the list of the environment. Raises OptionError."""
+    return _EVERYTHING if pickle_allowed() else _listed(pickle_allow_list())
