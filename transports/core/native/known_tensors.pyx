@@ -32,7 +32,8 @@ cdef bytes key_of(Py_buffer* view):
         return None
     memset(key, 0, 8)
     memcpy(key, view.format, length)
-    memcpy(key + 8, view.shape, 8 * view.ndim)
+    if view.ndim:  # the shape of a scalar is NULL
+        memcpy(key + 8, view.shape, 8 * view.ndim)
     return PyBytes_FromStringAndSize(key, 8 + 8 * view.ndim)
 
 
