@@ -16,7 +16,7 @@ import transfer
 from tests.broker.in_process_broker import running
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
 from transfer.transports.errors import HandshakeError
-from transfer.transports.handshake.hello import PROVES_FIRST, decode_body, negotiate
+from transfer.transports.handshake.hello import APPROVAL, PROVES_FIRST, decode_body, negotiate
 from transfer.transports.handshake.identity import make_hello
 
 from . import version_peer
@@ -197,7 +197,7 @@ def test_hellos_that_were_kept(name):
     if not proves:
         agreement = negotiate(ours, remote)
         assert agreement.features == remote.features < ours.features
-        assert ours.features - remote.features == {PROVES_FIRST}
+        assert ours.features - remote.features == {APPROVAL, PROVES_FIRST}
         return
     with pytest.raises(HandshakeError, match="the peer is an older version") as caught:
         negotiate(ours, remote)

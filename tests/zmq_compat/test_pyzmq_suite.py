@@ -25,7 +25,7 @@ LIBRARIES = ("tornado==6.6.1", "gevent==26.9.0")
 #: seconds for all of the tests
 LIMIT = 600
 #: as many pass at least
-PASSED = 330
+PASSED = 370
 
 OUTCOMES = ("failed", "skipped", "left-out", "varies")
 

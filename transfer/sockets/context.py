@@ -27,6 +27,7 @@ from transfer.transports.handshake.choice import Offer
 from transfer.transports.reactor import READABLE, Reactor
 from transfer.transports.registry import offer
 from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.mechanism import no_mechanism
 from transfer.transports.security.settings import Security
 from transfer.transports.uninterrupted import uninterrupted
 
@@ -80,6 +81,8 @@ class Context:
     _instance_lock: ClassVar[Any] = threading.Lock()
 
     _transfer_complete = False
+    #: how peers of a socket's next endpoint authenticate, beyond certificates and tokens
+    _transfer_mechanism = staticmethod(no_mechanism)
 
     def __init__(
         self,

@@ -232,14 +232,18 @@ class Peer:
 
 
 class LostPeer:
-    """What a stream keeps of its settled peer: for a send that returns only now, or a late credit."""
+    """What a stream keeps of its settled peer: for a send that returns only now, a late credit, or a message
+    that is received only now."""
 
-    __slots__ = ("confirms", "endpoint", "log", "loss", "moved", "pending", "settled")
+    __slots__ = (
+        "agreement", "confirms", "endpoint", "log", "loss", "moved", "pending", "settled",
+    )  # fmt: skip
 
     def __init__(self, peer: Peer) -> None:
         self.confirms, self.pending, self.log = peer.confirms, peer.pending, peer.log
         self.settled, self.moved, self.loss = peer.settled, peer.moved, peer.loss
         self.endpoint = peer.endpoint
+        self.agreement = peer.agreement
 
     def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
         """See Peer."""

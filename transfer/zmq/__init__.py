@@ -18,6 +18,7 @@ enums            pyzmq's enumerations, with its names and numbers, whether their
 error            pyzmq's exceptions
 frame            one part of a message, received without a copy or made to be sent
 linger           sends the queued messages of a closed socket in the background
+mechanisms       the options of ZeroMQ's mechanisms, NULL, PLAIN and CURVE, and the keys of CURVE
 metaclass        the metaclass of `zmq.Socket`: classes that a program derives have another base
 missing          functions of pyzmq that cannot work here: each raises the reason
 monitor          converts monitor events to the messages that libzmq's monitors send through a PAIR socket
@@ -35,6 +36,7 @@ support          writes docs/zmq-compat.md: `python -m transfer.zmq.support > do
 tracker          MessageTracker: reports when the memory of a message may be reused
 utils            pyzmq's utilities, as far as they make sense here: jsonapi, monitor, strtypes, z85
 version          the versions whose behaviour this package follows
+zap              asks the authenticator of a context: the program's socket at inproc://zeromq.zap.01
 """
 
 from __future__ import annotations
@@ -44,11 +46,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from transfer.transports.errors import describe
-from transfer.zmq import constants as constants, error as error, utils as utils, version as version
+from transfer.zmq import (
+    constants as constants,
+    error as error,
+    mechanisms,
+    utils as utils,
+    version as version,
+)
 from transfer.zmq.constants import *
 from transfer.zmq.context import *
 from transfer.zmq.error import *
 from transfer.zmq.frame import *
+from transfer.zmq.mechanisms import *
 from transfer.zmq.missing import *
 from transfer.zmq.poll import *
 from transfer.zmq.proxy import *
@@ -111,8 +120,8 @@ else:
 
 
 def has(capability: str) -> bool:
-    """Returns True for "ipc"; every other capability of libzmq is missing."""
-    return capability == "ipc"
+    """Returns True for "ipc", and for "curve" where the core is compiled; others of libzmq are missing."""
+    return capability == "ipc" or (capability == "curve" and mechanisms.has_curve())
 
 
 def strerror(errno: int) -> str:

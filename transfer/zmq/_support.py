@@ -34,7 +34,7 @@ def _group(where: str, verdict: SupportVerdict, reason: str, names: str) -> Supp
 
 
 _NO_LIBZMQ = "there is no libzmq behind this, so there is no address to hand out"
-_NO_SECURITY = "libzmq's security mechanisms are not implemented; TLS and tokens of `transfer` are"
+_PYZMQS = "pyzmq's module, which runs over these sockets by `as_zmq`"
 _DRAFT = "for libzmq's draft socket types, which do not exist here"
 _OBJECTS = (
     "by msgspec instead of pickle: plain types, arrays, tensors, and classes of TRANSFER_PICKLE_ALLOW; "
@@ -70,14 +70,16 @@ GROUPS: tuple[SupportGroup, ...] = (
         "InterruptedSystemCall ZMQVersionError DraftFDWarning",
     ),
     _group("zmq", SupportVerdict.DIFFERS, "False: there are no draft sockets", "DRAFT_API PYZMQ_DRAFT_API"),
-    _group("zmq", SupportVerdict.DIFFERS, 'True for "ipc" only', "has"),
+    _group(
+        "zmq", SupportVerdict.DIFFERS, 'True for "ipc", and for "curve" where the core is compiled', "has"
+    ),
     _group(
         "zmq", SupportVerdict.DIFFERS, "always 0: errors are exceptions, and carry their number", "zmq_errno"
     ),
-    _group("zmq", SupportVerdict.REFUSED, _NO_SECURITY, "curve_keypair curve_public"),
+    _group("zmq", SupportVerdict.WORKS, "as in pyzmq", "curve_keypair curve_public"),
     _group("zmq", SupportVerdict.REFUSED, _NO_LIBZMQ, "get_includes get_library_dirs"),
     _group("zmq", SupportVerdict.WORKS, "modules", "asyncio constants error utils decorators"),
-    _group("zmq", SupportVerdict.ABSENT, _NO_SECURITY, "auth curve_keygen"),
+    _group("zmq", SupportVerdict.ABSENT, _PYZMQS, "auth curve_keygen"),
     _group("zmq", SupportVerdict.ABSENT, _THREAD, "devices"),
     _group("zmq", SupportVerdict.ABSENT, "needs Tornado; use `asyncio`", "eventloop"),
     _group("zmq", SupportVerdict.ABSENT, "needs gevent; use `asyncio`", "green"),
@@ -107,13 +109,23 @@ GROUPS: tuple[SupportGroup, ...] = (
         "Socket", SupportVerdict.DIFFERS, "without `routing_id=` and `group=`, which are " + _DRAFT, "send"
     ),
     _group("Socket", SupportVerdict.DIFFERS, _OBJECTS, "send_pyobj recv_pyobj"),
-    _group("Socket", SupportVerdict.DIFFERS, "the value of an event is always 0", "monitor"),
+    _group(
+        "Socket",
+        SupportVerdict.DIFFERS,
+        "the value of an event is 0, but for an authenticator's status",
+        "monitor",
+    ),
     _group("Socket", SupportVerdict.WORKS, "deprecated, as in pyzmq", "socket_type"),
     _group("Socket", SupportVerdict.DIFFERS, "sockets of this package only", "shadow"),
     _group("Socket", SupportVerdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
     _group("Socket", SupportVerdict.REFUSED, _DRAFT, "join leave"),
     _group("Frame", SupportVerdict.WORKS, "as in pyzmq", "buffer bytes more tracker"),
-    _group("Frame", SupportVerdict.DIFFERS, "MORE and SHARED only; properties of a peer are not kept", "get"),
+    _group(
+        "Frame",
+        SupportVerdict.DIFFERS,
+        "properties of a peer at sockets that ask an authenticator only; no SRCFD",
+        "get",
+    ),
     _group("Frame", SupportVerdict.DIFFERS, "always None", "tracker_event"),
     _group("Frame", SupportVerdict.REFUSED, _DRAFT, "set group routing_id"),
     _group("Poller", SupportVerdict.WORKS, "as in pyzmq", "modify poll register unregister"),

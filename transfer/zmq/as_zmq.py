@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transfer.transports.errors import UsageError
-from transfer.zmq import missing
 
 __all__ = ["install"]
 
@@ -44,11 +43,8 @@ _LAZY = ("zmq.asyncio", "zmq.decorators", "zmq.utils.monitor")
 _PACKAGES = ("zmq.backend", "zmq.sugar", "zmq.utils")
 #: modules that would load and not do what they promise
 _REFUSED = {
-    "zmq.auth": "only libzmq asks this authenticator, so it would let everyone in; use TLS or tokens "
-    "(docs/security.md)",
     "zmq.backend.cffi": "there is no libzmq behind transfer.zmq",
     "zmq.backend.cython": "there is no libzmq behind transfer.zmq",
-    "zmq.curve_keygen": missing.NO_CURVE,
 }
 
 

@@ -23,6 +23,7 @@ from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.derived import close_front, declares
 from transfer.zmq.error import ZMQError
 from transfer.zmq.linger import Linger
+from transfer.zmq.mechanisms import mechanism_of
 from transfer.zmq.socket import Socket
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class ContextState(Base):
     _transfer_original: Context[Any] | None
     #: names of the state; all others are attributes of one object, as a program's class sets them
     _transfer_names: frozenset[str]
+
+    _transfer_mechanism = staticmethod(mechanism_of)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls)

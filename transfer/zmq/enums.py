@@ -269,7 +269,7 @@ class NormMode(IntEnum):
 
 
 class SecurityMechanism(IntEnum):
-    """Values of MECHANISM; NULL is the only one here."""
+    """Values of MECHANISM; all but GSSAPI exist here."""
 
     NULL = 0
     PLAIN = 1

@@ -49,5 +49,9 @@ class ZMQVersionError(NotImplementedError):
         super().__init__(f"{msg} requires libzmq >= {min_version}")
 
 
+def _check_version(min_version: tuple[int, ...], msg: str = "Feature") -> None:
+    """For modules of pyzmq: this package has all that they ask for."""
+
+
 class DraftFDWarning(RuntimeWarning):
     """Never issued: there are no draft sockets. It exists to be filtered."""

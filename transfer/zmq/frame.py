@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from threading import Event
+from types import MappingProxyType
 from typing import Any
 
 from transfer.sockets.defaults import PYZMQ
@@ -29,6 +31,8 @@ class Frame(core.Frame):
     """
 
     tracker_event = None
+    #: of the peer that sent it, by name
+    _properties: Mapping[str, str] = MappingProxyType({})
     tracker: MessageTracker | None = None
 
     def __init__(
@@ -76,11 +80,14 @@ class Frame(core.Frame):
         return self
 
     def get(self, option: int | str) -> int | str:
-        """Returns MORE and SHARED by number; raises ZMQError (EINVAL) for other properties."""
+        """Returns MORE and SHARED by number, and properties of the peer by name, as an authenticator gave
+        them. Raises ZMQError (EINVAL) for others."""
         if option == MessageOption.MORE:
             return int(self.more)
         if option == MessageOption.SHARED:
             return 0
+        if isinstance(option, str) and option in self._properties:
+            return self._properties[option]
         raise ZMQError(22, f"a frame has no property {option!r} here; see docs/zmq-compat.md")
 
     def set(self, option: int | str, value: Any) -> None:
@@ -111,7 +118,9 @@ class Frame(core.Frame):
     __hash__ = None  # type: ignore[assignment]  # the data may be memory that changes
 
     def __copy__(self) -> Frame:
-        return Frame._of(self)
+        made = Frame._of(self)
+        made._properties = self._properties
+        return made
 
     def __repr__(self) -> str:
         size = len(self)
@@ -121,6 +130,17 @@ class Frame(core.Frame):
 
 
 Message = Frame
+
+
+def with_properties(sock: Any, part: core.Frame) -> Frame:
+    """A frame of this class for one of the core, with the properties of its peer: of that which sent the
+    newest message of this thread."""
+    frame = Frame._of(part)
+    stream = sock._newest_stream if sock._keeps_properties else None
+    agreement = None if stream is None or stream.peer is None else stream.peer.agreement
+    if agreement is not None:
+        frame._properties = agreement.properties
+    return frame
 
 
 def _short(size: int) -> str:

@@ -8,19 +8,7 @@ from typing import NoReturn
 
 from transfer.transports.errors import NotSupported
 
-__all__ = ["Stopwatch", "curve_keypair", "curve_public", "get_includes", "get_library_dirs"]
-
-NO_CURVE = "CURVE needs libzmq's security mechanisms, which are not implemented"
-
-
-def curve_keypair() -> NoReturn:
-    """Raises NotSupported."""
-    raise NotSupported(NO_CURVE, hint="TLS and tokens of `transfer` protect sockets: docs/security.md")
-
-
-def curve_public(secret_key: bytes) -> NoReturn:
-    """Raises NotSupported."""
-    raise NotSupported(NO_CURVE, hint="TLS and tokens of `transfer` protect sockets: docs/security.md")
+__all__ = ["Stopwatch", "get_includes", "get_library_dirs"]
 
 
 def get_includes() -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Any
 
 from transfer.sockets.monitor import Event as OurEvent, EventKind
 from transfer.transports.errors import Again, Closed
+from transfer.transports.handshake.hello import DENIED
 from transfer.zmq.constants import Event
 
 #: 16 bits of the event, 32 of its value, without padding
@@ -35,6 +36,8 @@ def _translate(event: OurEvent, bound: bool) -> list[Event]:
     """
     if event.kind is EventKind.CONNECTED:
         return [Event.ACCEPTED if bound else Event.CONNECTED, Event.HANDSHAKE_SUCCEEDED]
+    if event.reason in DENIED and event.kind is EventKind.HANDSHAKE_FAILED:
+        return [Event.HANDSHAKE_FAILED_AUTH]
     known = _EVENTS.get(event.kind)
     return [] if known is None else [known]
 
@@ -67,7 +70,9 @@ class MonitorPump:
             for event in self._monitor:
                 bound = self._is_bound(event.endpoint)
                 for bit in _translate(event, bound):
-                    self._carry(bit, event.endpoint)
+                    # A status of the authenticator; other events have no value here.
+                    value = int(event.reason[-3:]) if bit == Event.HANDSHAKE_FAILED_AUTH else 0
+                    self._carry(bit, event.endpoint, value)
             self._carry(Event.MONITOR_STOPPED, "")
         except Closed:
             return  # the context was terminated
@@ -80,10 +85,10 @@ class MonitorPump:
             for record in list(self._links.state.endpoints)
         )
 
-    def _carry(self, event: Event, endpoint: str) -> None:
+    def _carry(self, event: Event, endpoint: str, value: int = 0) -> None:
         if not self._wanted & event:
             return
         try:
-            self._pair.send_multipart([EVENT.pack(event, 0), endpoint.encode()])
+            self._pair.send_multipart([EVENT.pack(event, value), endpoint.encode()])
         except Again:
             return  # this monitor is not read: the event is dropped, as in libzmq

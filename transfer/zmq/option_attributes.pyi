@@ -65,8 +65,6 @@ class OptionAttributes:
     router_raw: int
     IPV6: int
     ipv6: int
-    MECHANISM: int
-    mechanism: int
     PLAIN_SERVER: int
     plain_server: int
     PLAIN_USERNAME: bytes
@@ -241,6 +239,8 @@ class SocketAttributes(OptionAttributes):
     FD: Final[int]
     EVENTS: Final[int]
     TYPE: Final[int]
+    MECHANISM: Final[int]
+    mechanism: Final[int]
     LAST_ENDPOINT: Final[bytes]
 
 class ContextAttributes(OptionAttributes):

@@ -77,7 +77,6 @@ def _fixed(
 
 _TUNING = "tunes something that this implementation does not have"
 _MULTICAST = "there are no multicast transports; nothing uses it"
-_SECURITY = "libzmq's security mechanisms are not implemented; TLS and tokens of `transfer` are"
 _XPUB = "of XPUB and XSUB only the verbose and manual modes, NODROP and the welcome message are implemented"
 _ROUTER = "it changes what a ROUTER means, and ours knows the standard meaning only"
 _MESSAGES = "automatic messages at connect and disconnect are not implemented (draft in libzmq)"
@@ -132,19 +131,13 @@ RULES: dict[SocketOption, Rule] = {
         "every socket is safe to use from any thread; libzmq means something else by it",
         THREAD_SAFE=0,
     ),
+    **_forwarded("MECHANISM", writable=False),
+    **_forwarded("PLAIN_SERVER CURVE_SERVER ZAP_ENFORCE_DOMAIN"),
+    **_forwarded("PLAIN_USERNAME PLAIN_PASSWORD ZAP_DOMAIN", bytes),
+    **_forwarded("CURVE_PUBLICKEY CURVE_SECRETKEY CURVE_SERVERKEY", bytes, readable=False),
     **_fixed(
         Effect.REFUSED,
-        _SECURITY,
-        MECHANISM=0,
-        PLAIN_SERVER=0,
-        PLAIN_USERNAME=b"",
-        PLAIN_PASSWORD=b"",
-        CURVE_SERVER=0,
-        CURVE_PUBLICKEY=bytes,
-        CURVE_SECRETKEY=bytes,
-        CURVE_SERVERKEY=bytes,
-        ZAP_DOMAIN=b"",
-        ZAP_ENFORCE_DOMAIN=0,
+        "GSSAPI (Kerberos) is not implemented",
         GSSAPI_SERVER=None,
         GSSAPI_PRINCIPAL=bytes,
         GSSAPI_SERVICE_PRINCIPAL=bytes,

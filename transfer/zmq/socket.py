@@ -38,8 +38,9 @@ from transfer.zmq.byte_limit import ByteLimit
 from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
 from transfer.zmq.endpoints import Base, Bound
 from transfer.zmq.error import ZMQError
-from transfer.zmq.frame import Frame
+from transfer.zmq.frame import Frame, with_properties
 from transfer.zmq.linger import hand_over, has_unsent
+from transfer.zmq.mechanisms import add_options
 from transfer.zmq.metaclass import SocketMetaclass
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.options import RULES_BY_NAME, Effect, Rule, checked as checked_option, refuse, rule
@@ -367,7 +368,12 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         if copy:
             return parts
         last = len(parts) - 1
-        return [Frame._of(part)._mark(i < last) for i, part in enumerate(parts)]
+        return [with_properties(self, part)._mark(i < last) for i, part in enumerate(parts)]
+
+    def _as_result(self, part: Any, copy: bool) -> Any:
+        made = Base._as_result(self, part, copy)
+        plain = copy or not self._keeps_properties
+        return made if plain else with_properties(self, made)._mark(self._has_rest())
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into writable memory; returns its full length, even if it was cut off."""
@@ -589,5 +595,6 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         return f"<zmq.Socket(zmq.{self._kind.name}) at {id(self):#x}{' closed' if self.closed else ''}>"
 
 
+add_options(Socket)
 add_attributes(Socket)
 SyncSocket = Socket

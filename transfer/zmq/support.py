@@ -22,7 +22,8 @@ A pyzmq program imports `transfer.zmq` instead of `zmq`, and `transfer.zmq.async
    The log warns of a peer that speaks ZeroMQ's protocol.
 2. **An endpoint that other machines reach asks for security.** `bind("tcp://*:5555")` raises SecurityError
    without certificates (`TRANSFER_TLS_CERT`, `TRANSFER_TLS_KEY`, `TRANSFER_TLS_CA`) or a token
-   (`TRANSFER_TOKEN_FILE`): [Security](security.md). `TRANSFER_UNAUTHENTICATED=allow` in the environment gives
+   (`TRANSFER_TOKEN_FILE`), unless the socket has CURVE: [Security](security.md).
+   `TRANSFER_UNAUTHENTICATED=allow` in the environment gives
    ZeroMQ's behaviour: every program that reaches the port may connect. Loopback, `ipc://` and `inproc://`
    need nothing.
 
@@ -55,9 +56,10 @@ both.
   `--transport` and `--policy` choose what is beneath. `from transfer.zmq import as_zmq; as_zmq.install()`,
   before a program's imports, does it in one process.
 * Where pyzmq is installed, its modules in Python (`green`, `eventloop`, `devices`, `log`, `ssh`,
-  `utils.garbage`) run over the sockets of this package then. `zmq.auth` is refused: only libzmq asks it.
+  `auth`, `curve_keygen`, `utils.garbage`) run over the sockets of this package then.
 * `send_pyobj` and `recv_pyobj` do not pickle: plain types, arrays and tensors travel by msgspec, and other
   classes if TRANSFER_PICKLE_ALLOW names them ([send_pyobj](pyobj.md)). `protocol` has no effect then.
+* PLAIN, CURVE and authenticators work, with [differences](security.md#zeromqs-mechanisms). GSSAPI is missing.
 * Any thread may use a socket.
 * mypy and pyright find misspelt options and attributes of sockets and contexts, which pyzmq's types accept.
 * `close` returns at once and messages are delivered in the background, as in libzmq; `Context.term` and

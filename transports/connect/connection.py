@@ -15,16 +15,18 @@ from transfer.transports.base import Stream, Transport
 from transfer.transports.connect.pending import MOST
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import AddressInUse, Fatal, HandshakeError, TransferError
-from transfer.transports.handshake.choice import HINT, permitted
+from transfer.transports.handshake.choice import HINT, encrypted, permitted
 from transfer.transports.handshake.compatibility import common_peers
+from transfer.transports.handshake.curve import CurveKeys
 from transfer.transports.handshake.exchange import Exchange, OnEnd, wished
 from transfer.transports.handshake.handshake import Admits, Handshake
 from transfer.transports.handshake.hello import Agreement, Hello
 from transfer.transports.handshake.upgrade import Made, UpgradeFactory
-from transfer.transports.peercred import same_user
+from transfer.transports.peercred import peer_host, same_user
 from transfer.transports.reactor import Reactor
 from transfer.transports.security.credentials import Credentials
-from transfer.transports.security.guard import check_listening, on_loopback
+from transfer.transports.security.guard import check_listening, check_passwords, on_loopback
+from transfer.transports.security.mechanism import NO_MECHANISM, PLAIN, Mechanism
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +132,16 @@ class Connector(Protocol):
 class Owner:
     """What the owner of an endpoint sends in handshakes, and with what it authenticates.
 
-    networked: peers connect over a network. credentials: None where only trusted peers can connect, and no
-    side authenticates. admits: raises HandshakeError for a peer that cannot be accepted now; called on an
-    accepting side, and on both where they meet in one step.
+    mechanism: ZeroMQ's, of this side. networked: peers connect over a network. credentials: None where only
+    trusted peers can connect, and no side authenticates. admits: raises HandshakeError for a peer that cannot
+    be accepted now; called on an accepting side, and on both where they meet in one step.
     """
 
     hello: HelloFactory
     admits: Admits | None = None
     upgrades: UpgradeFactory | None = None
     credentials: Credentials | None = None
+    mechanism: Mechanism = NO_MECHANISM
     networked: bool = True
 
     def exchange(
@@ -161,7 +164,10 @@ class Owner:
         gets. Raises TransferError.
         """
         connecting = server_name is not None
-        secure = self.secure(server_name or "") if self.networked else None
+        keys = CurveKeys(self.mechanism) if self.mechanism.encrypts else None
+        secure: Callable[[int], Any] | None = keys.channel if keys is not None else None
+        if keys is None and self.networked:
+            secure = self.secure(server_name or "")
         tokens = self.tokens
         if not self.networked:
             tokens, of_strangers = self._local_requirements(connection, user)
@@ -170,6 +176,8 @@ class Owner:
             raise refusal  # before anything is sent
         hello = wished(self.hello(), address, base)
         allowed = permitted(hello.offer, known=self.guarded, loopback=on_loopback(connection))
+        if keys is not None:
+            allowed = encrypted(allowed)
         handshake = Handshake(
             replace(hello, offer=allowed),
             connecting=connecting,
@@ -179,8 +187,12 @@ class Owner:
             guarded=self.guarded,
             refusal=refusal,
             admits=None if connecting else self.admits,
+            mechanism=self.mechanism,
+            keys=keys,
+            address=peer_host(connection) if self.mechanism.approves else "",
         )
-        return Exchange(reactor, connection, handshake, peer, on_end, secure)
+        begins = connecting if keys is None else keys.begins
+        return Exchange(reactor, connection, handshake, peer, on_end, secure, begins=begins)
 
     def _local_requirements(
         self, connection: socket.socket, user: int | None
@@ -190,7 +202,8 @@ class Owner:
         if connection.family != socket.AF_UNIX or same_user(connection, user):
             return (), None
         tokens = self.tokens
-        return tokens, _other_user() if self.guarded and not tokens else None
+        bare = self.guarded and not tokens and not self.mechanism.encrypts
+        return tokens, _other_user() if bare else None
 
     @property
     def socket_type(self) -> SocketType:
@@ -203,7 +216,8 @@ class Owner:
     @property
     def guarded(self) -> bool:
         """Unauthenticated peers get little information."""
-        return self.credentials is not None and self.credentials.security.any
+        known = self.credentials is not None and self.credentials.security.any
+        return known or self.mechanism.encrypts
 
     def secure(self, server_name: str) -> Callable[[int], Any] | None:
         """Makes TLS for a descriptor; None: no TLS. server_name: of the endpoint that was connected to.
@@ -229,7 +243,14 @@ class AcceptorOwner(Owner):
     @property
     def requires_tls(self) -> bool:
         """Peers have to connect with TLS."""
+        if self.mechanism.encrypts:
+            return self.mechanism.server
         return self.networked and self.credentials is not None and self.credentials.security.tls
+
+    @property
+    def speaks_first(self) -> bool:
+        """This side begins TLS, although the peer connects: a client of CURVE."""
+        return self.mechanism.encrypts and not self.mechanism.server
 
     @property
     def most_unfinished(self) -> int:
@@ -238,9 +259,13 @@ class AcceptorOwner(Owner):
 
     def check_listening(self, address: Address) -> None:
         """Raises SecurityError if peers could connect there without authentication, or if none could."""
-        if self.credentials is not None and self.networked:
+        if self.mechanism.encrypts or self.credentials is None or not self.networked:
+            return
+        if self.mechanism.name == PLAIN and self.mechanism.server:
+            check_passwords(address.host, str(address), self.credentials.security)
+        else:
             check_listening(address.host, str(address), self.credentials.security)
-            self.secure("")  # without a certificate no peer could connect
+        self.secure("")  # without a certificate no peer could connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

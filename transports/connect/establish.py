@@ -36,6 +36,7 @@ from transfer.transports.handshake.handshake import Admits
 from transfer.transports.handshake.upgrade import UpgradeFactory
 from transfer.transports.reactor import Reactor
 from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.mechanism import NO_MECHANISM, Mechanism
 
 
 def serve(
@@ -51,12 +52,13 @@ def serve(
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
     admits: Admits | None = None,
+    mechanism: Mechanism = NO_MECHANISM,
     shares_endpoint: bool = True,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
     credentials: for this side and for its peers: all peers of a network, and on a Unix socket those of other
-    users. admits: as in `Owner`; shares_endpoint: as in `AcceptorOwner`. Raises AddressInUse,
+    users. admits, mechanism: as in `Owner`; shares_endpoint: as in `AcceptorOwner`. Raises AddressInUse,
     AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
     """
     if not transport.capabilities.has_socket:
@@ -69,7 +71,8 @@ def serve(
         credentials=credentials,
         networked=transport.capabilities.networked,
         admits=admits,
-        shares_endpoint=shares_endpoint,
+        mechanism=mechanism,
+        shares_endpoint=shares_endpoint and mechanism == NO_MECHANISM,
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)
@@ -92,10 +95,11 @@ def reach(
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
     admits: Admits | None = None,
+    mechanism: Mechanism = NO_MECHANISM,
     begins: Callable[[], object] | None = None,
     on_begin: Callable[[], object] | None = None,
 ) -> Connector:
-    """Starts to connect and returns at once. credentials, admits: as in `serve`; begins: as in
+    """Starts to connect and returns at once. credentials, admits, mechanism: as in `serve`; begins: as in
     `ConnectorOwner`. on_begin: called once, before the first attempt. Raises AddressError for a wildcard."""
     options = ConnectOptions() if options is None else options
 
@@ -112,6 +116,7 @@ def reach(
             credentials=credentials if transport.capabilities.has_socket else None,
             networked=transport.capabilities.networked,
             admits=admits,
+            mechanism=mechanism,
             begins=begins,
         )
 

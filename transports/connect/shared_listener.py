@@ -220,7 +220,8 @@ class SharedListener:
             self._report(None, _closed_early(), peer)
             return
         only = self.acceptors[0] if len(self.acceptors) == 1 else None
-        self._start(PendingConnection(self._reactor, connection, peer), only if spoken else None)
+        at_once = spoken or (only is not None and only.owner.speaks_first)
+        self._start(PendingConnection(self._reactor, connection, peer), only if at_once else None)
         PENDING.trim(self._most_unfinished)
 
     def _pause_accepting(self) -> None:

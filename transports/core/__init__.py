@@ -96,6 +96,7 @@ __all__ = [
     "crc32c",
     "openssl_version",
     "poll_sockets",
+    "x25519",
 ]
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
         crc32c,
         openssl_version,
         poll_sockets,
+        x25519,
     )
 
     IMPLEMENTATION: str

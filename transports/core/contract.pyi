@@ -207,16 +207,22 @@ class Flusher:
 def openssl_version() -> str:
     """The version of the OpenSSL in use. Raises NotSupported if there is none."""
 
+def x25519(secret: bytes, public: bytes) -> bytes:
+    """The secret that this side shares with the owner of `public`; with the curve's base point, this side's
+    public key. All have 32 bytes. Raises SecurityError for no valid key, NotSupported in the Python core."""
+
 class TlsContext:
     """The credentials and requirements of one side of TLS 1.3; PEM files are read once, now.
 
     server: this side accepts. certificate, key: of this side, may be "" where it connects. authorities: of
     trusted certificates ("": those of the system, for a side that connects). clients: "none", "optional" or
-    "required", for a server. protocols: ALPN names, best first. Raises SecurityError, NotSupported (no
-    OpenSSL 3). Thread-safe.
+    "required", for a server. protocols: ALPN names, best first. keyed: without certificates: a key that both
+    sides have authenticates (RFC 8446, 2.2, psk_dhe_ke). Raises SecurityError, NotSupported (no OpenSSL 3;
+    `keyed` in the Python core). Thread-safe.
     """
 
     server: bool
+    keyed: bool
     def __init__(
         self,
         *,
@@ -226,23 +232,36 @@ class TlsContext:
         authorities: str = "",
         clients: str = "none",
         protocols: tuple[str, ...] = (),
+        keyed: bool = False,
     ) -> None: ...
 
 class TlsChannel:
     """TLS over a connected, non-blocking descriptor, which still belongs to its owner.
 
-    server_name: the name or address that the other side's certificate has to hold. One thread may read while
+    server_name: the name or address that the other side's certificate has to hold. With a `keyed` context:
+    key: of a client, its identity (without zeros) and the key; finds: of a server, returns the key for an
+    identity, and any exception refuses the client. One thread may read while
     another one writes. Until a stream takes it, or `ahead` was called, it reads no byte from the kernel
     behind the record that it needs. Errors are an OSError with a readable text; EPROTO: of TLS itself.
     """
 
+    context: TlsContext
     done: bool  # the handshake is complete
     unsent: int  # bytes of ciphertext that the kernel has not taken: `flush` when it is writable
     pending: int  # decrypted bytes, which the descriptor does not report
     alpn: str
     peer_certificate: bytes  # DER; b"": none was sent
     own_certificate: bytes
-    def __init__(self, context: TlsContext, fd: int, server_name: str = "") -> None: ...
+    binding: bytes  # of a keyed context: the same at both ends of one connection, and nowhere else
+    def __init__(
+        self,
+        context: TlsContext,
+        fd: int,
+        server_name: str = "",
+        *,
+        key: tuple[bytes, bytes] | None = None,
+        finds: Callable[[bytes], bytes] | None = None,
+    ) -> None: ...
     def handshake(self) -> bool: ...  # continues it; True: done, and nothing is unsent
     def ahead(self) -> None: ...
     def recv(self, size: int) -> bytes: ...
@@ -492,6 +511,8 @@ class SocketBase:
     # `identity`, and whether it may receive theirs, else None and False.
     _routes: dict[bytes, Any] | None
     _with_identity: bool
+    # Without `copy` every receive is `_recv_general`, which knows the stream of the thread's message.
+    _keeps_properties: bool
     _lent: dict[str, Any]  # memory that is held in place when it is sent; empty: none
     # REQ and REP: with `_lockstep` the core may handle plain messages by itself and notes them in
     # `_turn`; others go to _send_general, _recv_general, _admitted and _deliver.

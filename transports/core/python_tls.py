@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transfer.transports.core.first_record import record_size
-from transfer.transports.errors import InternalError, SecurityError
+from transfer.transports.errors import InternalError, NotSupported, SecurityError
 
 #: room that a read needs to leave nothing behind: a whole record, and the bytes after it
 SPILL = 32 * 1024
@@ -32,12 +32,19 @@ _MAX_REPLIES = 64 * 1024
 _MAX_BARREN = 128 * 1024
 #: consecutive reads without data
 _MAX_IDLE = 16
+_NO_KEYS = "the Python core has no keys of X25519, and no TLS with a key that both sides have"
+_NATIVE = "use the compiled core: build it, and unset TRANSFER_CORE"
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 def openssl_version() -> str:
     """The version of OpenSSL: the one of Python."""
     return ssl.OPENSSL_VERSION
+
+
+def x25519(secret: bytes, public: bytes) -> bytes:
+    """Raises NotSupported: Python has no X25519."""
+    raise NotSupported(_NO_KEYS, hint=_NATIVE)
 
 
 class TlsContext:
@@ -52,8 +59,12 @@ class TlsContext:
         authorities: str = "",
         clients: str = "none",
         protocols: tuple[str, ...] = (),
+        keyed: bool = False,
     ) -> None:
+        if keyed:
+            raise NotSupported(_NO_KEYS, hint=_NATIVE)
         self.server = server
+        self.keyed = keyed
         self.certificate = b""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3

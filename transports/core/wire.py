@@ -137,3 +137,5 @@ class Control(IntEnum):
     OFFLINE = 15
     SKIPPED = 16
     WITHHELD = 17
+    CREDENTIALS = 18  # of a mechanism, see handshake/authentication.py
+    APPROVED = 19

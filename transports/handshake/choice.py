@@ -14,6 +14,7 @@ HINT = "the policy prefer falls back to another transport"
 _UNNAMED = (
     "unnamed: without certificates or a token each side has to name it, by {0}:// or TRANSFER_PROTOCOL={0}"
 )
+_UNENCRYPTED = "unencrypted: it does not encrypt, and this endpoint has CURVE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ def permitted(offer: Offer, *, known: bool, loopback: bool) -> Offer:
         offer,
         transports=tuple(name for name in offer.transports if name in kept),
         lacking={**offer.lacking, **{name: _UNNAMED.format(name) for name in lost}},
+    )
+
+
+def encrypted(offer: Offer) -> Offer:
+    """The part of an offer that sends nothing unencrypted over a network."""
+    lost = [name for name in offer.transports if name not in (LOCAL, BASE)]
+    return replace(
+        offer,
+        transports=tuple(name for name in offer.transports if name not in lost),
+        lacking={**offer.lacking, **dict.fromkeys(lost, _UNENCRYPTED)},
     )
 
 

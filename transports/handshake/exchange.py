@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from transfer.transports.address import POLICIES, Address
 from transfer.transports.core.wire import HEADER_SIZE
-from transfer.transports.errors import HandshakeError, TransferError, without_frames
+from transfer.transports.errors import Closed, HandshakeError, TransferError, without_frames
 from transfer.transports.handshake.handshake import Handshake
 from transfer.transports.handshake.hello import Agreement, Hello
 from transfer.transports.handshake.upgrade import Made, declined
 from transfer.transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, WRITABLE, Reactor
 from transfer.transports.security import hints
+from transfer.transports.security.mechanism import Question, Verdict
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
@@ -49,7 +50,10 @@ class Exchange:
         peer: str,
         on_end: OnEnd,
         secure: Secure | None = None,
+        *,
+        begins: bool | None = None,
     ) -> None:
+        """secure: makes TLS. begins: this side is its client; None: if it connects."""
         self.peer = peer
         self._reactor = reactor
         self._socket = connection
@@ -57,6 +61,9 @@ class Exchange:
         self._handshake = handshake
         self._on_end = on_end
         self._secure = secure
+        self._begins = handshake.connecting if begins is None else begins
+        #: ends the question to the authenticator
+        self._withdraw: Callable[[], object] | None = None
         self._channel: TlsChannel | None = None
         self._events = 0
         # Input and output run under this lock, so that `cancel` never closes a descriptor whose number the
@@ -100,7 +107,9 @@ class Exchange:
     def _broke(self, error: OSError) -> None:
         if self._secure is not None and (error.errno == errno.EPROTO or not self._is_tls):
             text = f"no TLS with {self.peer}: {error.strerror}"
-            self._handshake.fail("tls", text, hint=hints.hint_of(text, hints.CLOSED))
+            curve = self._handshake.mechanism.encrypts
+            hint = hints.CURVE if curve else hints.hint_of(text, hints.CLOSED)
+            self._handshake.fail("tls", text, hint=hint)
         else:
             why = f"the connection ended in the handshake: {error.strerror}"
             self._handshake.fail("broken", why, hint=self._closed_hint)
@@ -141,6 +150,10 @@ class Exchange:
                 return
             connection = self._channel or self._socket
             while self._write() and handshake.outcome is None:
+                if handshake.question is not None:
+                    if not self._is_answered(handshake.question, events):
+                        return
+                    continue
                 if handshake.peeking:
                     data = self._socket.recv(HEADER_SIZE, socket.MSG_PEEK)
                     if data and not handshake.look(data):
@@ -167,11 +180,39 @@ class Exchange:
             return True
         if not channel.handshake():
             return False
-        shown = channel.peer_certificate
-        accepting = shown if self._handshake.connecting else channel.own_certificate
-        self._handshake.secured(accepting, authenticated=bool(shown))
+        if channel.context.keyed:
+            self._handshake.secured(channel.binding, authenticated=False)
+        else:
+            shown = channel.peer_certificate
+            accepting = shown if self._handshake.connecting else channel.own_certificate
+            self._handshake.secured(accepting, authenticated=bool(shown))
         self._handshake.begin()
         return True
+
+    def _is_answered(self, question: Question, events: int) -> bool:
+        """Asks the authenticator, once. False: it decides later, and nothing is read until then."""
+        asks = self._handshake.mechanism.asks
+        if asks is None:
+            self._handshake.answer(None)
+            return True
+        if self._withdraw is None:
+            self._withdraw = asks(question, self._decided)
+        elif events & (PEER_CLOSED | HANGUP | ERROR):
+            self._handshake.fail("truncated", "the peer closed while the authenticator was asked")
+        return False
+
+    def _decided(self, verdict: Verdict | None) -> None:
+        """The authenticator's decision. Any thread."""
+        with suppress(Closed):  # the context ends
+            self._reactor.call_soon(self._answered, verdict)
+
+    def _answered(self, verdict: Verdict | None) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self._withdraw = None
+            self._handshake.answer(verdict)
+        self._ready(0)
 
     def _write(self) -> bool:
         """True when nothing is left to send."""
@@ -194,7 +235,7 @@ class Exchange:
         return self._channel is not None and self._channel.unsent > 0
 
     def _wanted(self) -> int:
-        begins = self._secure is not None and self._channel is None and self._handshake.connecting
+        begins = self._secure is not None and self._channel is None and self._begins
         writes = self._handshake.output or self._unsent or begins
         return READABLE | PEER_CLOSED | EDGE | (WRITABLE if writes else 0)
 
@@ -235,6 +276,9 @@ class Exchange:
 
     def _finish(self) -> None:
         self._done = True
+        withdraw, self._withdraw = self._withdraw, None
+        if withdraw is not None:
+            withdraw()
         self._timer.cancel()
         self._reactor.unregister(self._fd)
 

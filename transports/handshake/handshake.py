@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transfer.transports.address import BASE, POLICIES
@@ -33,8 +34,10 @@ from transfer.transports.core.wire import (
     arrived_type,
 )
 from transfer.transports.errors import HandshakeError, without_frames
+from transfer.transports.handshake.authentication import Authentication
 from transfer.transports.handshake.choice import Choice, strictness
 from transfer.transports.handshake.compatibility import talks_to
+from transfer.transports.handshake.curve import CurveKeys
 from transfer.transports.handshake.foreign_protocols import foreign_protocol_error
 from transfer.transports.handshake.hello import (
     MAX_HELLO,
@@ -56,6 +59,7 @@ from transfer.transports.handshake.upgrade import (
     UpgradeFactory,
     declined,
 )
+from transfer.transports.security.mechanism import NO_MECHANISM, Mechanism, Question, Verdict
 from transfer.transports.security.proof import transcript
 
 #: raises HandshakeError for a peer that cannot be accepted now
@@ -75,6 +79,7 @@ class Handshake:
     refusal: the only answer to a peer that connects.
     admits: raises HandshakeError for a peer that cannot be accepted now. Called before the accepting side's
     last step: after it the other side sends messages, which would be lost with the connection.
+    mechanism: ZeroMQ's, of this side; keys: those of CURVE. address: of the peer, for the authenticator.
     """
 
     def __init__(
@@ -88,8 +93,14 @@ class Handshake:
         guarded: bool = False,
         refusal: HandshakeError | None = None,
         admits: Admits | None = None,
+        mechanism: Mechanism = NO_MECHANISM,
+        keys: CurveKeys | None = None,
+        address: str = "",
     ) -> None:
-        self.local = replace(local, proves=bool(tokens))
+        self.local = replace(
+            local, proves=bool(tokens), mechanism=mechanism.word, approves=mechanism.approves
+        )
+        self.mechanism = mechanism
         self.connecting = connecting
         #: True until the first header was checked: it may be that of a plain peer's first message
         self.peeking = not connecting
@@ -108,16 +119,20 @@ class Handshake:
         self._refusal = refusal
         self._admits = admits
         self._proving: Proving | None = None  # of the token, before that
+        self._keys, self._address = keys, address
+        self._authentication: Authentication | None = None  # by a mechanism, between the two
         self._encrypted = self._authenticated = False
         self._certificate = b""
         self._sent = b""  # our hello
         self._received = b""  # the peer's, so far
 
     def secured(self, certificate: bytes, *, authenticated: bool) -> None:
-        """The connection is TLS. certificate: of the accepting side, DER. authenticated: this side has
-        checked the peer's certificate. Call it before `begin`."""
+        """The connection is TLS. certificate: of the accepting side, DER, or what binds keyed TLS.
+        authenticated: this side has checked the peer's certificate. Call it before `begin`."""
         self._encrypted, self._authenticated = True, authenticated
         self._certificate = certificate
+        if self._keys is not None and self.mechanism.server:
+            self.local = replace(self.local, key=self._keys.ephemeral.hex())
         self.peeking = False  # a TLS peer always sends a hello
 
     def begin(self) -> None:
@@ -153,6 +168,9 @@ class Handshake:
         if self._proving is not None:
             self._feed_proving(self._proving, data)
             return
+        if self._authentication is not None:
+            self._step(self._authentication, partial(self._authentication.feed, data))
+            return
         self._received += data
         self._input += data
         self.wants -= len(data)
@@ -172,6 +190,17 @@ class Handshake:
             if error.reason == "socket_type" and not error.hint:  # a refusal has no hint
                 error = HandshakeError(error.reason, error.message, hint=talks_to(self.local.socket_type))
             self._fail(error, send=not self.connecting)
+
+    @property
+    def question(self) -> Question | None:
+        """The question for the authenticator that is due; nothing is read before `answer`."""
+        return None if self._authentication is None else self._authentication.question
+
+    def answer(self, verdict: Verdict | None) -> None:
+        """The authenticator's decision; None: there is none."""
+        authentication = self._authentication
+        if authentication is not None and authentication.question is not None:
+            self._step(authentication, partial(authentication.answer, verdict))
 
     @property
     def begun(self) -> bool:
@@ -198,18 +227,19 @@ class Handshake:
                 self._check_admission(agreement)
             self._sent = encode(self.local)
             self.output += self._sent
-        if not self.local.proves:
-            self._agree(agreement)
-            return
         self._agreed = agreement
-        hellos = (self._sent, self._received) if self.connecting else (self._received, self._sent)
+        if not self.local.proves:
+            self._authenticate()
+            return
         self._proving = Proving(
-            self.local.socket_type,
-            self._tokens,
-            transcript(*hellos, self._certificate),
-            connecting=self.connecting,
+            self.local.socket_type, self._tokens, self._conversation, connecting=self.connecting
         )
         self._after_proof(self._proving)
+
+    @property
+    def _conversation(self) -> bytes:
+        hellos = (self._sent, self._received) if self.connecting else (self._received, self._sent)
+        return transcript(*hellos, self._certificate)
 
     def _negotiate(self, remote: Hello) -> Agreement:
         if self._refusal is not None:
@@ -236,10 +266,41 @@ class Handshake:
         proving.output.clear()
         self.wants = proving.wants
         if proving.done:
-            assert self._agreed is not None
             self._proving = None
             self._authenticated = True
+            self._authenticate()
+
+    def _authenticate(self) -> None:
+        """By the mechanism, if one of the sides has to approve."""
+        assert self._agreed is not None
+        remote = self._agreed.remote
+        if not self.local.approves and not remote.approves:
             self._agree(self._agreed)
+            return
+        made = Authentication(
+            self.local.socket_type, self.mechanism, remote, self._address, self._conversation, self._keys
+        )
+        self._authentication = made
+        self._step(made, made.begin)
+
+    def _step(self, authentication: Authentication, step: Callable[[], object]) -> None:
+        try:
+            step()
+            if authentication.output and self._agreed is not None:
+                self._check_admission(self._agreed)
+        except HandshakeError as error:
+            self._authentication = None
+            self._fail(error, send=True)
+            return
+        self.output += authentication.output
+        authentication.output.clear()
+        self.wants = authentication.wants
+        if authentication.done:
+            assert self._agreed is not None
+            self._authentication = None
+            # NULL approves of an address, and a client of PLAIN does not know who checks its password.
+            self._authenticated |= self.mechanism.server or self.mechanism.encrypts
+            self._agree(replace(self._agreed, properties=authentication.properties))
 
     def _agree(self, agreement: Agreement) -> None:
         agreement = replace(agreement, encrypted=self._encrypted, authenticated=self._authenticated)

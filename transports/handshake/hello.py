@@ -24,6 +24,7 @@ from transfer.transports.core.wire import HEADER, MAGIC, VERSION, Control, Flag,
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.choice import Choice, Offer, choose
 from transfer.transports.handshake.compatibility import compatible, talks_to
+from transfer.transports.security.mechanism import DENIALS, KEY, counterpart
 
 #: for the JSON of a hello or a refusal, in bytes: the sender has not authenticated yet
 MAX_HELLO = 16 * 1024
@@ -39,6 +40,8 @@ MAX_NUMBER = 1 << 53
 
 #: reasons for which a peer is refused until another peer has gone
 PLACE_TAKEN = frozenset({"identity", "pair_busy"})
+#: reasons for which an authenticator refuses a peer, with its status
+DENIED = frozenset(f"denied_{status}" for status in DENIALS)
 #: words that a refusal may carry; others are shown as "refused"
 REASONS = frozenset(
     {
@@ -52,15 +55,23 @@ REASONS = frozenset(
         "length",
         "flags",
         "busy",
+        "mechanism",
+        "credentials",
+        *DENIED,
         *PLACE_TAKEN,
     }
 )
 #: the feature of a side that proves its token first where it connects, as this version does
 PROVES_FIRST = "connecting_proves_first"
+#: the feature of a side that waits for the other one's approval, and knows ZeroMQ's mechanisms
+APPROVAL = "approval"
 _SAME_TOKEN = "give both sides the same token"
+_SAME_MECHANISM = "PLAIN and CURVE need their options on both sides, those of the server on one of them"
 _UP_TO_DATE = "neighbouring releases always talk: bring the older side up to date"
 #: hints for the reasons of a refusal, which carries none
 _HINTS = {
+    **dict.fromkeys(DENIED, "its authenticator does not accept this side's address, password or key"),
+    "mechanism": _SAME_MECHANISM,
     "token": _SAME_TOKEN,
     "version": _UP_TO_DATE,
     "identity": "give each socket its own routing_id; it retries until the other one has gone",
@@ -79,6 +90,9 @@ class Hello:
     one for each process, so that a restart shows. nonce: random, one for each connection, hex.
     proves: it knows a token, and requires that the peer proves the same (see handshake/proving.py).
     limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and request.
+    mechanism: ZeroMQ's, with the side's part: "plain", "plain_server", "curve", "curve_server"; "": NULL.
+    approves: the peer has to wait for this side's approval. key: the public key for this connection, of a
+    server of CURVE, hex.
     instance: random, one for each connecting side and kept for its reconnections, hex: equal values mean the
     same side. A secret of the two. lazy: the sender queues before there is a peer. extra: values that the
     owner adds (JSON).
@@ -99,6 +113,9 @@ class Hello:
     extra: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
     instance: str = field(default="", repr=False)
+    mechanism: str = ""
+    approves: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +125,8 @@ class Agreement:
     version: of the wire format. features: those that both have. remote: the peer's hello. choice: the
     transport for the data, and why. plain: the peer speaks plain version 1 and must be sent no flag
     above ACK and no control frame. encrypted: TCP between the two is TLS. authenticated: the peer has
-    authenticated, by a certificate or a token.
+    authenticated, by a certificate, a token or a mechanism of ZeroMQ. properties: of a peer that this side
+    approved, by ZeroMQ's names; among them what the authenticator says.
     """
 
     version: int
@@ -118,11 +136,12 @@ class Agreement:
     plain: bool = False
     encrypted: bool = False
     authenticated: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def data_encrypted(self) -> bool:
         """Messages go through TLS, and not past it."""
-        return self.encrypted and self.choice.transport == BASE
+        return self.encrypted and self.choice.transport in (BASE, "ipc")
 
 
 def is_same(one: Hello, other: Hello) -> bool:
@@ -148,6 +167,7 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
             f"{local.socket_type.name} cannot talk to {remote.socket_type.name}",
             hint=talks_to(local.socket_type),
         )
+    _check_mechanisms(local, remote)
     if local.proves != remote.proves:
         _refuse_token(remote)
     if local.proves and PROVES_FIRST not in remote.features:
@@ -198,6 +218,19 @@ def _without_shared_memory(offer: Offer) -> Offer:
     return replace(offer, transports=tuple(name for name in offer.transports if name != LOCAL))
 
 
+def _check_mechanisms(local: Hello, remote: Hello) -> None:
+    if remote.mechanism != counterpart(local.mechanism):
+        mine, theirs = ((one.mechanism or "null").replace("_", " ") for one in (local, remote))
+        raise HandshakeError(
+            "mechanism", f"this side has {mine}, the peer has {theirs}", hint=_SAME_MECHANISM
+        )
+    if local.approves and APPROVAL not in remote.features:
+        why = "the peer is an older version, which does not wait for an authenticator"
+        raise HandshakeError("mechanism", why, hint=_UP_TO_DATE)
+    if remote.mechanism == "curve_server" and len(remote.key) != 2 * KEY:
+        raise HandshakeError("mechanism", "the peer has no key of CURVE for this connection")
+
+
 def _refuse_token(remote: Hello) -> NoReturn:
     if remote.proves:
         raise HandshakeError("token", "the peer has a token, this side has none", hint=_SAME_TOKEN)
@@ -237,6 +270,11 @@ def encode(hello: Hello) -> bytes:
         fields["instance"] = hello.instance
     if hello.proves:
         fields["proves"] = True
+    if hello.approves:
+        fields["approves"] = True
+    for name in ("mechanism", "key"):
+        if getattr(hello, name):
+            fields[name] = getattr(hello, name)
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > MAX_HELLO:
         raise HandshakeError("hello", f"the hello would be {len(body)} bytes long, {MAX_HELLO} are allowed")
@@ -288,17 +326,25 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _boolean(fields, "lazy"),
         _shallow(_mapping(fields, "extra"), "extra"),
         instance=_hex(fields, "instance", 64).hex(),
+        mechanism=_word(fields, "mechanism", "") if "mechanism" in fields else "",
+        approves=_boolean(fields, "approves"),
+        key=_hex(fields, "key", KEY).hex(),
     )
 
 
 def refusal_in(data: bytes) -> HandshakeError | None:
     """The error of a REFUSED that comes later in a handshake, to a peer that cannot be accepted now. None: it
     is another frame, or has another reason."""
-    try:
-        found = _refusal(_object(data[1:])) if data[0] == Control.REFUSED else None
-    except HandshakeError:
-        return None
+    found = refusal_of(data) if data[0] == Control.REFUSED else None
     return found if found is not None and found.reason in {"busy", *PLACE_TAKEN} else None
+
+
+def refusal_of(data: bytes) -> HandshakeError:
+    """The error of a REFUSED; "hello" if it cannot be read."""
+    try:
+        return _refusal(_object(data[1:]))
+    except HandshakeError as error:
+        return error
 
 
 def _refusal(fields: Mapping[str, Any]) -> HandshakeError:

@@ -10,11 +10,21 @@ from typing import Any
 
 from transfer.transports.core.wire import MAX_DATA, SocketType
 from transfer.transports.handshake.choice import Offer
-from transfer.transports.handshake.hello import MAX_NUMBER, PROVES_FIRST, Hello
+from transfer.transports.handshake.hello import APPROVAL, MAX_NUMBER, PROVES_FIRST, Hello
 
 #: words for abilities of this release beyond version 1; a peer without one of them is served without it
 FEATURES = frozenset(
-    {"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack", PROVES_FIRST}
+    {
+        "control",
+        "multipart",
+        "crc32",
+        "extended_tensor",
+        "lz4",
+        "credit",
+        "subscribe_ack",
+        PROVES_FIRST,
+        APPROVAL,
+    }
 )
 
 #: the prefix of identities for one connection alone, which no text has

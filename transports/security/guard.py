@@ -84,3 +84,13 @@ def check_listening(
             "127.0.0.1, or accept connections without authentication: TRANSFER_UNAUTHENTICATED=allow",
         )
     raise SecurityError(f"{where} would accept connections without authentication", hint=HINT)
+
+
+def check_passwords(host: str, where: str, security: Security) -> None:
+    """For an endpoint that peers send passwords to, which only TLS encrypts. Raises SecurityError."""
+    if not (security.unauthenticated or security.tls or is_loopback(host)):
+        raise SecurityError(
+            f"{where} would take passwords in plain text",
+            hint="use CURVE, or TLS (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY, TRANSFER_TLS_CA) on both sides; or "
+            "accept that: TRANSFER_UNAUTHENTICATED=allow",
+        )

@@ -13,6 +13,8 @@ BARE = (
     "the other side's log says why: it may want a certificate, and this side shows none"
     f" (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY){_OR}"
 )
+#: for a side with CURVE
+CURVE = "both sides need CURVE, one of them as the server, whose public key is the other's curve_serverkey"
 #: hints that name something that this side lacks
 LACKING = frozenset({PLAIN, BARE})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.transports.errors import Again, without_frames
-from transfer.transports.handshake.hello import PLACE_TAKEN
+from transfer.transports.handshake.hello import DENIED, PLACE_TAKEN
 from transfer.transports.security.hints import LACKING
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ logger = logging.getLogger("transfer")
 
 #: reasons of handshakes that fail again until one of the programs changes: those that the listening side logs
 #: (its peer may not show them), and those that the connecting side logs
-_OF_ACCEPTED = frozenset({"magic", "socket_type", "policy", "token", "tls"})
+_OF_ACCEPTED = frozenset({"magic", "socket_type", "policy", "token", "tls", "mechanism", "denied_500"})
 _LASTING = (
     _OF_ACCEPTED
     | PLACE_TAKEN
     | {"flags", "length", "version", "hello", "no_hello", "self_connect"}
-    | {"no_log", "duplicate_log"}
+    | {"no_log", "duplicate_log", "credentials"}
+    | DENIED
 )
 #: reasons of handshakes that end for an unknown cause
 _UNEXPLAINED = frozenset({"broken", "closed", "truncated", "timeout"})

@@ -45,6 +45,7 @@ thread           the flusher: a thread that never takes the GIL
 tls              TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
 tls_channel      TLS as Python sees it: it sets it up, runs the handshake, and passes it to a Stream
 verbs            devices and regions of libibverbs
+x25519           two sides agree on a secret by their keys, by OpenSSL
 
 Stream and SocketBase are classes in layers, one file each; each derives from the one above it:
 
@@ -80,6 +81,7 @@ from transfer.transports.core.native.slots import Slots
 from transfer.transports.core.native.socket_base import SocketBase
 from transfer.transports.core.native.stream import Stream
 from transfer.transports.core.native.tls_channel import TlsChannel, TlsContext
+from transfer.transports.core.native.x25519 import x25519
 
 __all__ = [
     "Flusher",
@@ -104,4 +106,5 @@ __all__ = [
     "crc32c",
     "openssl_version",
     "poll_sockets",
+    "x25519",
 ]

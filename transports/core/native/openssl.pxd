@@ -6,6 +6,11 @@ ctypedef int (*password_f)(char*, int, int, void*) noexcept nogil
 ctypedef int (*bio_read_f)(ptr, char*, int) noexcept nogil
 ctypedef int (*bio_write_f)(ptr, const char*, int) noexcept nogil
 ctypedef long (*bio_ctrl_f)(ptr, int, long, void*) noexcept nogil
+ctypedef unsigned int (*psk_client_f)(ptr, const char*, char*, unsigned int, unsigned char*,
+                                      unsigned int) noexcept nogil
+ctypedef unsigned int (*psk_server_f)(ptr, const char*, unsigned char*, unsigned int) noexcept nogil
+ctypedef void (*psk_client_set_f)(ptr, psk_client_f) noexcept nogil
+ctypedef void (*psk_server_set_f)(ptr, psk_server_f) noexcept nogil
 ctypedef int (*alpn_f)(ptr, const unsigned char**, unsigned char*, const unsigned char*, unsigned int,
                        void*) noexcept nogil
 
@@ -28,7 +33,14 @@ cdef struct openssl_t:
     void (*SSL_CTX_set_alpn_select_cb)(ptr, alpn_f, void*) noexcept nogil
     int (*SSL_select_next_proto)(unsigned char**, unsigned char*, const unsigned char*, unsigned int,
                                  const unsigned char*, unsigned int) noexcept nogil
+    psk_client_set_f SSL_CTX_set_psk_client_callback
+    psk_server_set_f SSL_CTX_set_psk_server_callback
     ptr (*SSL_new)(ptr) noexcept nogil
+    int (*SSL_set_ex_data)(ptr, int, void*) noexcept nogil
+    void* (*SSL_get_ex_data)(ptr, int) noexcept nogil
+    int (*SSL_session_reused)(ptr) noexcept nogil
+    int (*SSL_export_keying_material)(ptr, unsigned char*, size_t, const char*, size_t, const unsigned char*,
+                                      size_t, int) noexcept nogil
     void (*SSL_free)(ptr) noexcept nogil
     void (*SSL_set_bio)(ptr, ptr, ptr) noexcept nogil
     void (*SSL_set_accept_state)(ptr) noexcept nogil
@@ -62,6 +74,14 @@ cdef struct openssl_t:
     const char* (*X509_verify_cert_error_string)(long) noexcept nogil
     int (*i2d_X509)(ptr, unsigned char**) noexcept nogil
     void (*X509_free)(ptr) noexcept nogil
+    ptr (*EVP_PKEY_new_raw_private_key)(int, ptr, const unsigned char*, size_t) noexcept nogil
+    ptr (*EVP_PKEY_new_raw_public_key)(int, ptr, const unsigned char*, size_t) noexcept nogil
+    void (*EVP_PKEY_free)(ptr) noexcept nogil
+    ptr (*EVP_PKEY_CTX_new)(ptr, ptr) noexcept nogil
+    void (*EVP_PKEY_CTX_free)(ptr) noexcept nogil
+    int (*EVP_PKEY_derive_init)(ptr) noexcept nogil
+    int (*EVP_PKEY_derive_set_peer)(ptr, ptr) noexcept nogil
+    int (*EVP_PKEY_derive)(ptr, unsigned char*, size_t*) noexcept nogil
     const char* (*OpenSSL_version)(int) noexcept nogil
     void (*ERR_clear_error)() noexcept nogil
     unsigned long (*ERR_get_error)() noexcept nogil

@@ -44,6 +44,7 @@ cdef class Parts(Attachments):
     cdef public bint _general_recv
     cdef public dict _routes
     cdef public bint _with_identity
+    cdef public bint _keeps_properties
     cdef public Turn _turn
     cdef readonly UnfinishedMessages _unfinished
     cdef int64_t looked             # when the kernel was asked last, while another socket had messages ready

@@ -194,7 +194,7 @@ cdef class SocketBase(Parts):
         cdef uint64_t number
         cdef bytes data
         cdef int bits = bits_of(flags)
-        if size >= 0:
+        if size >= 0 and (copy or not self._keeps_properties):
             stream = self.current
             header = <header_t*>(self.reader.data + self.reader.start)
             data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
@@ -228,7 +228,7 @@ cdef class SocketBase(Parts):
         """The frame as the program gets it: of a subclass' class, in memory that it may change."""
         cdef Frame made
         cdef Frame frame
-        if self._frame_class is None:
+        if self._frame_class is None or type(given) is self._frame_class:
             return given
         frame = <Frame?>given
         made = <Frame>Frame.__new__(self._frame_class)
@@ -264,20 +264,29 @@ cdef class SocketBase(Parts):
         cdef list frames
         cdef Frame frame
         cdef SocketThread here
-        if self._unfinished.reading and self.thread_here().rest and not flags & ~DONTWAIT:
+        cdef Stream stream
+        cdef bint general
+        if (self._unfinished.reading and self.thread_here().rest and not flags & ~DONTWAIT
+                and not (self._keeps_properties and not copy)):
             made = self.next_part(copy)
             return SocketBase.recv(self, flags, copy) if made is None else made
-        if not flags & ~DONTWAIT:
+        if not flags & ~DONTWAIT and (copy or not self._keeps_properties):
             here = self.thread_here()
+            stream = self.current
             frames = self.plain_parts()
+            if frames is None:
+                stream = None
             if frames is None and self.foreign_ins and self._with_identity:
                 frames = self.inproc_parts()
             if frames is not None:
                 here.leave(frames[1:])
+                if self._keeps_properties:  # a later part may be asked for them
+                    here.stream = stream
                 return frames[0] if copy else Frame(frames[0], flags=F_MORE if len(frames) > 1 else 0)
-        if self._lockstep and flags == 0:
+        general = self._general_recv or (self._keeps_properties and not copy)
+        if self._lockstep and flags == 0 and not general:
             return self.recv_in_turn(copy, track)
-        if self.receive_mode == 0 or self._general_recv or flags & ~DONTWAIT:
+        if self.receive_mode == 0 or general or flags & ~DONTWAIT:
             self.check_usable()
             return self.thread_here().checked(self._recv_general(flags, copy, track), False)
         message = self.next_message(0 if flags & DONTWAIT else self.receive_timeout, copy, None)
@@ -305,6 +314,8 @@ cdef class SocketBase(Parts):
         """Python converts a message for the program. If a signal handler raises in it, the next receive has
         the message."""
         cdef object made
+        if self._keeps_properties:  # a later part may be asked for them
+            self.thread_here().stream = message[0]
         try:
             made = self._deliver(message[0], frames, flags, copy)
         except TransferError:

@@ -8,6 +8,7 @@ cdef class TlsContext:
     cdef ptr context
     cdef bytes protocols            # as on the wire: each after its length
     cdef readonly bint server
+    cdef readonly bint keyed        # a key that both sides have authenticates, and no certificate
 
 
 cdef class TlsChannel:
@@ -16,6 +17,9 @@ cdef class TlsChannel:
     cdef readonly bint done         # the handshake is complete
     cdef bytes staged               # decrypted bytes for which there was no room
     cdef str why                    # why it failed
+    cdef bytes identity             # of a client with a key, and the key
+    cdef bytes secret
+    cdef object finds               # of a server: returns the key for an identity
 
     cdef tls_t* give(self) except NULL
     cdef int expect(self, str server_name) except -1

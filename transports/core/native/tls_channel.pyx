@@ -12,9 +12,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, ECONNRESET, EINTR, EPROTO, errno
 from libc.string cimport memcpy
 
-from transfer.transports.errors import InternalError, SecurityError
+from transfer.transports.errors import InternalError, NotSupported, SecurityError
 
-from transfer.transports.core.native.openssl cimport load, openssl, ptr, reasons
+from transfer.transports.core.native.openssl cimport (
+    load, openssl, psk_client_f, psk_server_f, ptr, reasons,
+)
 from transfer.transports.core.native.system cimport iovec, pthread_mutex_lock, pthread_mutex_unlock
 from transfer.transports.core.native.tls cimport (
     BARREN, REPLIES, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_is_hello, tls_missing, tls_new, tls_push,
@@ -36,10 +38,15 @@ cdef enum:
     ALPN_OK = 0
     ALPN_REFUSE = 2
     NEGOTIATED = 1                 # OPENSSL_NPN_NEGOTIATED
+    APP_DATA = 0                   # the index of SSL_set_app_data
+    EXPORTED = 32
 
 _LATER = (EAGAIN, EINTR)
 # AES-128 first: as strong as needed, and a tenth faster.
 CIPHERS = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+# Those with SHA-256, the hash of keys that both sides have already.
+KEYED_CIPHERS = b"TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
+EXPORTER = b"EXPORTER-transfer-binding"
 
 
 cdef int no_password(char* buffer, int size, int writing, void* user) noexcept nogil:
@@ -57,14 +64,43 @@ cdef int select_protocol(ptr ssl, const unsigned char** chosen, unsigned char* s
     return ALPN_REFUSE
 
 
+cdef unsigned int give_key(ptr ssl, const char* hint, char* identity, unsigned int most,
+                           unsigned char* key, unsigned int most_key) noexcept with gil:
+    """The identity and the key of a client; the length of the key."""
+    cdef TlsChannel channel = <TlsChannel>openssl.SSL_get_ex_data(ssl, APP_DATA)
+    cdef Py_ssize_t name = len(channel.identity)
+    cdef Py_ssize_t size = len(channel.secret)
+    if name >= most or size > most_key:
+        return 0
+    memcpy(identity, PyBytes_AS_STRING(channel.identity), name + 1)
+    memcpy(key, PyBytes_AS_STRING(channel.secret), size)
+    return size
+
+
+cdef unsigned int find_key(ptr ssl, const char* identity, unsigned char* key,
+                           unsigned int most) noexcept with gil:
+    """The key of the client with this identity; its length. 0: there is none, and the handshake fails."""
+    cdef TlsChannel channel = <TlsChannel>openssl.SSL_get_ex_data(ssl, APP_DATA)
+    cdef bytes found
+    try:
+        found = bytes(channel.finds(<bytes>identity))
+    except Exception:  # an identity that names no key
+        return 0
+    if len(found) > most:
+        return 0
+    memcpy(key, PyBytes_AS_STRING(found), len(found))
+    return len(found)
+
+
 cdef class TlsContext:
     """The credentials and requirements of one side: see core/contract.pyi."""
 
     def __cinit__(self, *, bint server, str certificate="", str key="", str authorities="",
-                  str clients="none", tuple protocols=()):
+                  str clients="none", tuple protocols=(), bint keyed=False):
         cdef bytes listed
         load()
         self.server = server
+        self.keyed = keyed
         self.context = openssl.SSL_CTX_new(openssl.TLS_server_method() if server
                                            else openssl.TLS_client_method())
         if self.context == NULL:
@@ -75,8 +111,11 @@ cdef class TlsContext:
         # Sessions are not resumed: a ticket would outlive its certificate.
         openssl.SSL_CTX_set_num_tickets(self.context, 0)
         openssl.SSL_CTX_set_default_passwd_cb(self.context, no_password)
-        self.show(certificate, key)
-        self.ask(authorities, clients)
+        if keyed:
+            self.use_keys()
+        else:
+            self.show(certificate, key)
+            self.ask(authorities, clients)
         listed = b"".join(bytes([len(name)]) + name.encode() for name in protocols)
         self.protocols = len(listed).to_bytes(2, "big") + listed
         if listed and server:
@@ -89,6 +128,19 @@ cdef class TlsContext:
     def __dealloc__(self):
         if self.context != NULL:
             openssl.SSL_CTX_free(self.context)
+
+    def use_keys(self):
+        """No certificate is shown, and a client trusts none: only the key authenticates."""
+        if (openssl.SSL_CTX_set_psk_client_callback == NULL
+                or openssl.SSL_CTX_set_psk_server_callback == NULL):
+            raise NotSupported("this OpenSSL has no TLS with a key that both sides have (no-psk)",
+                               hint="TRANSFER_LIBSSL names another libssl")
+        openssl.SSL_CTX_set_ciphersuites(self.context, KEYED_CIPHERS)
+        if self.server:
+            openssl.SSL_CTX_set_psk_server_callback(self.context, <psk_server_f>find_key)
+        else:
+            openssl.SSL_CTX_set_verify(self.context, VERIFY_REQUIRED, NULL)
+            openssl.SSL_CTX_set_psk_client_callback(self.context, <psk_client_f>give_key)
 
     def show(self, str certificate, str key):
         openssl.ERR_clear_error()
@@ -119,16 +171,23 @@ cdef class TlsContext:
 cdef class TlsChannel:
     """TLS 1.3 over a descriptor that the caller owns: see core/contract.pyi."""
 
-    def __cinit__(self, TlsContext context, int fd, str server_name=""):
-        if not context.server and not server_name:
+    def __cinit__(self, TlsContext context, int fd, str server_name="", *, tuple key=None, finds=None):
+        if context.keyed:
+            if (finds if context.server else key) is None:
+                raise InternalError("whose key is it to be?")
+        elif not context.server and not server_name:
             raise InternalError("whose certificate is it to be?")
+        self.finds = finds
+        self.identity, self.secret = (b"", b"") if key is None else key
         self.context = context
         self.staged = b""
         self.why = ""
         self.tls = tls_new(context.context, fd, context.server)
         if self.tls == NULL:
             raise InternalError("no memory for a TLS connection")
-        if not context.server:
+        if context.keyed:
+            openssl.SSL_set_ex_data(self.tls.ssl, APP_DATA, <void*>self)
+        elif not context.server:
             self.expect(server_name)
 
     def __dealloc__(self):
@@ -186,6 +245,9 @@ cdef class TlsChannel:
                 raise self.failure()
             self.flush()
             if answer == 1:
+                if self.context.keyed and not openssl.SSL_session_reused(tls.ssl):
+                    self.why = "the peer did not use the key"
+                    raise OSError(EPROTO, self.why)
                 self.done = True
                 return 1
         if tls_unsent(tls):
@@ -377,6 +439,17 @@ cdef class TlsChannel:
         self.check()
         openssl.SSL_get0_alpn_selected(self.tls.ssl, &name, &size)
         return PyBytes_FromStringAndSize(<const char*>name, size).decode() if size else ""
+
+    @property
+    def binding(self):
+        """Bytes that only the two ends of this connection have: equal for both, different for a relay's two
+        connections."""
+        cdef unsigned char exported[EXPORTED]
+        self.check()
+        if openssl.SSL_export_keying_material(self.tls.ssl, exported, EXPORTED, EXPORTER, len(EXPORTER),
+                                              NULL, 0, 0) != 1:
+            raise InternalError(f"OpenSSL exports no key: {reasons()}")
+        return PyBytes_FromStringAndSize(<char*>exported, EXPORTED)
 
     @property
     def peer_certificate(self):

@@ -33,7 +33,7 @@ from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.core.pure.slots import Slots
 from transfer.transports.core.pure.socket_base import SocketBase, poll_sockets
 from transfer.transports.core.pure.stream import Stream
-from transfer.transports.core.python_tls import TlsChannel, TlsContext, openssl_version
+from transfer.transports.core.python_tls import TlsChannel, TlsContext, openssl_version, x25519
 
 __all__ = [
     "Flusher",
@@ -58,4 +58,5 @@ __all__ = [
     "crc32c",
     "openssl_version",
     "poll_sockets",
+    "x25519",
 ]

@@ -44,7 +44,7 @@ class SocketBase(Sending, Receiving):
         self._turn: Turn | None = None
         self._unfinished = UnfinishedMessages()
         self._routes: dict[bytes, Any] | None = None
-        self._with_identity = False
+        self._with_identity = self._keeps_properties = False
         self._frame_class: type[Frame] | None = None
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
@@ -73,6 +73,8 @@ class SocketBase(Sending, Receiving):
         return made if copy or self._frame_class is None else self._framed(made, self._frame_class)
 
     def _framed(self, frame: Frame, kind: type[Frame]) -> Frame:
+        if type(frame) is kind:
+            return frame
         made = kind.__new__(kind)
         data = frame.data
         Frame.__init__(
@@ -98,9 +100,12 @@ class SocketBase(Sending, Receiving):
         raise NotImplementedError
 
     def _recv_part(self, flags: int, copy: bool, track: bool) -> Any:
-        if self._general_recv or self._receive_mode == NONE or self._socket_thread().rest:
+        general = self._general_recv or (self._keeps_properties and not copy)
+        if general or self._receive_mode == NONE or self._socket_thread().rest:
             return self._recv_general(flags, copy, track)
         stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)
+        if self._keeps_properties:  # a later part may be asked for them
+            self._socket_thread().stream = stream
         frame = frames[0]
         if not copy and not frame.flags & _NOT_PLAIN:
             return frame

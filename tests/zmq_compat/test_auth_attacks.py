@@ -1,0 +1,526 @@
+"""Hostile and broken peers and authenticators: none lets a message through, and none keeps others waiting."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from contextlib import ExitStack, suppress
+
+import pytest
+
+import transfer.zmq as zmq
+from tests.security.relay import Relay
+from tests.zmq_compat.conftest import keeping
+from tests.zmq_compat.zap_handler import ADDRESS, Handler, accept, refuse
+from transfer import certificates
+from transfer.transports.address import Address
+from transfer.transports.core import pure
+from transfer.transports.core.wire import HEADER, MAGIC, VERSION, SocketType
+from transfer.transports.errors import NotSupported, SecurityError
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
+
+PLAIN = {"plain_username": b"admin", "plain_password": b"a-secret-password"}
+PUBLIC, SECRET = zmq.curve_keypair()
+CLIENT_PUBLIC, CLIENT_SECRET = zmq.curve_keypair()
+CURVE_SERVER = {"curve_server": 1, "curve_secretkey": SECRET}
+CURVE = {"curve_serverkey": PUBLIC, "curve_publickey": CLIENT_PUBLIC, "curve_secretkey": CLIENT_SECRET}
+#: (the server's options, the client's), by mechanism
+MECHANISMS = {
+    "NULL": ({"zap_domain": b"global"}, {}),
+    "PLAIN": ({"plain_server": 1}, PLAIN),
+    "CURVE": (CURVE_SERVER, CURVE),
+}
+#: ms in which nothing may arrive
+QUIET = 200
+
+
+@pytest.fixture(params=MECHANISMS)
+def options(request):
+    return MECHANISMS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def on_tcp(monkeypatch):
+    monkeypatch.setenv("TRANSFER_LOCAL", "off")
+
+
+@pytest.fixture
+def ctx(on_tcp):
+    with ExitStack() as stack:
+        context = keeping(zmq.Context, [])()
+        stack.callback(context.destroy, 0)
+        context.setsockopt(zmq.LINGER, 0)
+        context.setsockopt(zmq.RCVTIMEO, 5000)
+        yield context
+
+
+def made(ctx, kind, options):
+    sock = ctx.socket(kind)
+    for name, value in options.items():
+        setattr(sock, name, value)
+    return sock
+
+
+def listening(ctx, options, **more):
+    pull = made(ctx, zmq.PULL, {**options, **more})
+    pull.bind("tcp://127.0.0.1:*")
+    return pull
+
+
+def connected(ctx, pull, options, **more):
+    push = made(ctx, zmq.PUSH, {**options, **more})
+    push.connect(pull.last_endpoint)
+    return push
+
+
+def raw(pull):
+    host, port = pull.last_endpoint.decode().removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def unfinished(pull):
+    [record] = pull._links.state.endpoints
+    return record.acceptor._listener.unfinished
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+GARBAGE = {
+    "zeros": bytes(100),
+    "random": os.urandom(4000),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 506,
+    "ZMTP": b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE" + bytes(50),
+    "a message": HEADER.pack(MAGIC, VERSION, SocketType.PUSH, 0, 1, 0, 5, 0) + b"hello",
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_garbage(ctx, options, data):
+    server, client = options
+    with Handler(zmq, ctx) as handler:
+        pull = listening(ctx, server)
+        with raw(pull) as peer:
+            peer.sendall(data)
+            peer.settimeout(5)
+            with suppress(ConnectionError):
+                while peer.recv(1 << 16):
+                    pass
+        assert not handler.asked and not pull.poll(0)
+        connected(ctx, pull, client).send(b"x")
+        assert pull.recv() == b"x"
+
+
+def test_a_client_that_stops_in_the_middle(ctx, options):
+    """Its handshake has a deadline, and others do not wait for it."""
+    server, client = options
+    with Handler(zmq, ctx):
+        pull = listening(ctx, server, handshake_ivl=300)
+        said = bytearray()
+
+        def first_part(connecting, data):
+            if connecting:
+                said.extend(data)
+            return data
+
+        address = pull._links.state.endpoints[0].acceptor.address
+        with Relay(address, first_part) as relay:
+            push = made(ctx, zmq.PUSH, client)
+            push.connect(str(relay.address))
+            push.send(b"x")
+            assert pull.recv() == b"x"
+            push.close()
+        for size in (1, 34, len(said) // 2):
+            with raw(pull) as peer:
+                peer.sendall(said[:size])
+                other = connected(ctx, pull, client)
+                other.send(b"y")
+                assert pull.recv() == b"y"
+                other.close()
+                until(lambda: not unfinished(pull), "the end of the handshake")
+        assert not pull.poll(0)
+
+
+def test_a_recorded_client_is_no_client(ctx, options):
+    """All that a client has said, again: only NULL and PLAIN without TLS have nothing against it."""
+    server, client = options
+    if "curve_server" not in server:
+        pytest.skip("NULL and PLAIN protect nothing on the network")
+    with Handler(zmq, ctx) as handler:
+        pull = listening(ctx, server)
+        with Relay(pull._links.state.endpoints[0].acceptor.address) as relay:
+            push = made(ctx, zmq.PUSH, client)
+            push.connect(str(relay.address))
+            push.send(b"x")
+            assert pull.recv() == b"x"
+            push.close()
+        with raw(pull) as peer:
+            peer.sendall(relay.said[0][True])
+            peer.settimeout(5)
+            with suppress(ConnectionError):
+                while peer.recv(1 << 16):
+                    pass
+        assert len(handler.asked) == 1 and not pull.poll(0)
+
+
+def test_curve_hides_messages_keys_and_names(ctx):
+    with Handler(zmq, ctx):
+        pull = listening(ctx, {**CURVE_SERVER, "routing_id": b"the-servers-name"})
+        with Relay(pull._links.state.endpoints[0].acceptor.address) as relay:
+            push = made(ctx, zmq.PUSH, {**CURVE, "routing_id": b"the-clients-name"})
+            push.connect(str(relay.address))
+            push.send(b"a message that is not to be read")
+            assert pull.recv() == b"a message that is not to be read"
+        [said] = relay.said
+        everything = bytes(said[True] + said[False])
+        decode = zmq.z85.decode
+        for text in (
+            b"not to be read",
+            b"name",
+            b"CURVE",
+            b"curve_server",
+            CLIENT_PUBLIC,
+            decode(CLIENT_PUBLIC),
+            decode(PUBLIC),
+        ):
+            assert text not in everything and text.hex().encode() not in everything
+
+
+@pytest.mark.parametrize("at", [20, 200, 400, 700])
+@pytest.mark.parametrize("connecting", [True, False])
+def test_curve_notices_every_change(ctx, at, connecting):
+    changed = []
+
+    def change(from_client, data):
+        place = at - sum(changed)
+        if from_client is not connecting or not place >= 0:
+            return data
+        changed.append(len(data))
+        if place >= len(data):
+            return data
+        return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+    pull = listening(ctx, CURVE_SERVER)
+    with Relay(pull._links.state.endpoints[0].acceptor.address, change) as relay:
+        push = made(ctx, zmq.PUSH, {**CURVE, "reconnect_ivl": 60_000})
+        push.connect(str(relay.address))
+        push.send(b"x" * 1000)
+        until(lambda: sum(changed) > at, "the change")
+        assert not pull.poll(QUIET) or pull.recv() == b"x" * 1000  # it was behind all that was said
+
+
+def test_messages_of_a_peer_that_does_not_wait(ctx):
+    """They are not read before the decision, and a refusal ends them."""
+    with Handler(zmq, ctx, refuse) as handler:
+        pull = listening(ctx, {"zap_domain": b"global"})
+        endpoint = pull._links.state.endpoints[0]
+        with raw(pull) as peer:
+            peer.sendall(encode(make_hello(SocketType.PUSH)))
+            peer.sendall(HEADER.pack(MAGIC, VERSION, SocketType.PUSH, 0, 1, 0, 5, 0) + b"hello")
+            until(lambda: handler.asked, "the question")
+            assert not pull.poll(QUIET)
+        assert not pull._links.state.peers and endpoint.acceptor is not None
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_many_silent_and_unfinished_connections(ctx, mechanism):
+    """They cost a descriptor each, for a time; a good client gets in."""
+    server, client = MECHANISMS[mechanism]
+    with Handler(zmq, ctx), ExitStack() as stack:
+        pull = listening(ctx, server, handshake_ivl=700, backlog=1000)
+        for number in range(200):
+            peer = stack.enter_context(raw(pull))
+            if number % 2:
+                peer.sendall(b"\x16\x03\x01" if mechanism == "CURVE" else MAGIC.to_bytes(4, "little"))
+        connected(ctx, pull, client).send(b"x")
+        assert pull.recv() == b"x"
+        until(lambda: not unfinished(pull), "the end of all handshakes")
+
+
+# --- authenticators -------------------------------------------------------------------------------
+
+
+def test_an_authenticator_that_never_answers(ctx, options):
+    """The handshake ends in time. Others that need no answer connect meanwhile."""
+    server, client = options
+    with Handler(zmq, ctx, lambda _: time.sleep(0.6), "ROUTER") as handler:
+        pull = listening(ctx, server, handshake_ivl=300)
+        push = connected(ctx, pull, client, handshake_ivl=300)
+        push.send(b"x")
+        until(lambda: handler.asked, "the question")
+        free = listening(ctx, {})
+        connected(ctx, free, {}).send(b"y")
+        assert free.recv() == b"y"
+        assert not pull.poll(QUIET)
+        push.close()
+        until(lambda: not unfinished(pull), "the end of the handshake")
+
+
+@pytest.mark.parametrize("kind", ["REP", "ROUTER"])
+def test_an_answer_that_comes_too_late(ctx, kind):
+    """It is for a connection that has ended, and the authenticator lives on."""
+    late, answers = threading.Event(), []
+
+    def decide(request):
+        if not late.is_set():
+            time.sleep(0.4)
+            late.set()
+        answers.append(request)
+        return accept(request)
+
+    with Handler(zmq, ctx, decide, kind):
+        pull = listening(ctx, {"plain_server": 1}, handshake_ivl=150)
+        push = connected(ctx, pull, PLAIN, reconnect_ivl=20)
+        push.send(b"x")
+        assert pull.recv() == b"x"
+        assert len(answers) > 1
+
+
+def test_an_authenticator_that_ends_with_the_question(ctx, options):
+    server, client = options
+    with ctx.socket(zmq.ROUTER) as handler:
+        handler.bind(ADDRESS)
+        pull = listening(ctx, server)
+        push = connected(ctx, pull, client)
+        push.send(b"x")
+        assert handler.poll(5000)
+    if "zap_domain" in server or "curve_server" in server:
+        assert pull.recv() == b"x"  # at the next try there is none to ask
+    else:
+        assert not pull.poll(QUIET)
+    with Handler(zmq, ctx):
+        other = connected(ctx, pull, client)
+        other.send(b"y")
+        assert pull.recv() in (b"x", b"y")
+
+
+def test_an_authenticator_that_comes_later(ctx):
+    pull = listening(ctx, {"plain_server": 1})
+    push = connected(ctx, pull, PLAIN)
+    push.send(b"x")
+    assert not pull.poll(QUIET)
+    with Handler(zmq, ctx):
+        assert pull.recv() == b"x"
+
+
+def test_an_endpoint_that_is_no_authenticator(ctx, options):
+    server, client = options
+    with ctx.socket(zmq.PULL) as wrong:
+        wrong.bind(ADDRESS)
+        pull = listening(ctx, server)
+        connected(ctx, pull, client).send(b"x")
+        assert not pull.poll(QUIET)
+
+
+LONG = struct.pack(">BsI", 1, b"x", 1 << 20) + b"v" * 100
+REPLIES = {
+    "no parts": [],
+    "a status alone": [b"200"],
+    "too few parts": [b"200", b"OK", b"someone"],
+    "too many parts": [b"200", b"OK", b"someone", b"", b""],
+    "a status of two digits": [b"20", b"OK", b"", b""],
+    "a status of four": [b"2000", b"OK", b"", b""],
+    "an unknown status": [b"100", b"OK", b"", b""],
+    "a sign": [b"+200", b"OK", b"", b""],
+    "an empty status": [b"", b"OK", b"", b""],
+    "metadata of one byte": [b"200", b"OK", b"u", b"\x05"],
+    "a name cut off": [b"200", b"OK", b"u", b"\x05Hel"],
+    "a value cut off": [b"200", b"OK", b"u", LONG],
+    "no text as user": [b"200", b"OK", b"\xff\xfe", b""],
+    "much metadata": [b"200", b"OK", b"u", b"m" * 100_000],
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+def test_a_reply_that_is_none(ctx, reply):
+    with Handler(zmq, ctx, lambda _: reply) as handler:
+        pull = listening(ctx, {"plain_server": 1})
+        connected(ctx, pull, PLAIN).send(b"x")
+        until(lambda: handler.asked, "the question")
+        assert not pull.poll(QUIET)
+
+
+@pytest.mark.parametrize("number", [b"", b"2", b"1" * 1000])
+def test_a_reply_to_another_request(ctx, number):
+    with ctx.socket(zmq.ROUTER) as handler:
+        handler.bind(ADDRESS)
+        pull = listening(ctx, {"plain_server": 1})
+        connected(ctx, pull, PLAIN).send(b"x")
+        who, empty, version, _, *_ = handler.recv_multipart()
+        handler.send_multipart([who, empty, version, number, b"200", b"OK", b"u", b""])
+        assert not pull.poll(QUIET)
+
+
+def test_many_questions_at_once(ctx):
+    with Handler(zmq, ctx) as handler:
+        pull = listening(ctx, {"plain_server": 1}, backlog=1000)
+        pushes = [connected(ctx, pull, PLAIN) for _ in range(100)]
+        for push in pushes:
+            push.send(b"x")
+        for _ in pushes:
+            assert pull.recv() == b"x"
+        assert len(handler.asked) == 100
+
+
+def test_the_context_ends_during_a_question(ctx):
+    with ctx.socket(zmq.ROUTER) as handler:
+        handler.bind(ADDRESS)
+        pull = listening(ctx, {"plain_server": 1})
+        connected(ctx, pull, PLAIN).send(b"x")
+        assert handler.poll(5000)
+        ctx.destroy(0)
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"curve_server": 1},
+        {"curve_serverkey": PUBLIC},
+        {"curve_secretkey": SECRET},
+        {**CURVE_SERVER, "curve_publickey": CLIENT_PUBLIC},
+        {**CURVE, "curve_publickey": PUBLIC},
+        {**CURVE, "curve_server": 1},
+        {**PLAIN, **CURVE},
+        {**CURVE_SERVER, "plain_server": 1},
+    ],
+)
+@pytest.mark.parametrize("call", ["bind", "connect"])
+def test_mixed_and_incomplete_settings(ctx, settings, call):
+    sock = made(ctx, zmq.PULL, settings)
+    with pytest.raises(SecurityError) as caught:
+        getattr(sock, call)("tcp://127.0.0.1:5999" if call == "connect" else "tcp://127.0.0.1:*")
+    assert SECRET.decode() not in str(caught.value) and "a-secret" not in str(caught.value)
+    for name in ("plain_server", "curve_server"):
+        setattr(sock, name, 0)  # takes them back
+
+
+def test_which_endpoints_other_machines_may_reach(ctx):
+    listening_at = "tcp://0.0.0.0:*"
+    made(ctx, zmq.PULL, CURVE_SERVER).bind(listening_at)
+    made(ctx, zmq.PULL, CURVE).bind(listening_at)
+    for settings, text in (
+        ({"plain_server": 1}, "passwords in plain text"),
+        (PLAIN, "without authentication"),
+        ({"zap_domain": b"global"}, "without authentication"),
+        ({}, "without authentication"),
+    ):
+        with pytest.raises(SecurityError, match=text):
+            made(ctx, zmq.PULL, settings).bind(listening_at)
+
+
+def secured(security):
+    """A context of `transfer.zmq` with these credentials."""
+    context = keeping(zmq.Context, [])()
+    context.__dict__["credentials"] = type(context.credentials)(security, context.core)
+    context.setsockopt(zmq.LINGER, 0)
+    context.setsockopt(zmq.RCVTIMEO, 5000)
+    return context
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory):
+    authority = certificates.Authority(tmp_path_factory.mktemp("authority"))
+    issued = authority.issue()
+    return Security(certificate=issued.certificate, key=issued.key, authority=authority.path)
+
+
+def test_plain_inside_tls(security):
+    context = secured(security)
+    try:
+        with Handler(zmq, context) as handler:
+            pull = made(context, zmq.PULL, {"plain_server": 1})
+            pull.bind("tcp://0.0.0.0:*")
+            bound = pull._links.state.endpoints[0].acceptor.address
+            with Relay(Address("tcp", "127.0.0.1", bound.port)) as relay:
+                push = made(context, zmq.PUSH, PLAIN)
+                push.connect(str(relay.address))
+                push.send(b"x")
+                assert pull.recv() == b"x"
+            [said] = relay.said
+            assert b"a-secret-password" not in said[True] and b"admin" not in said[True]
+            assert handler.asked[0][4:] == [b"admin", b"a-secret-password"]
+    finally:
+        context.destroy(0)
+
+
+def test_curve_and_certificates_are_one_too_many(security):
+    context = secured(security)
+    try:
+        with pytest.raises(SecurityError, match="CURVE and certificates"):
+            made(context, zmq.PULL, CURVE_SERVER).bind("tcp://127.0.0.1:*")
+    finally:
+        context.destroy(0)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("same", [True, False])
+def test_a_token_is_required_too(mechanism, same):
+    server, client = MECHANISMS[mechanism]
+    contexts = [
+        secured(Security(token=token))
+        for token in ("137dc6fd7764291e151bed2a85c14358", "7d0c52e3b19f4a86ce05d1f7328b94aa")
+    ]
+    try:
+        with Handler(zmq, contexts[0]) as handler:
+            pull = listening(contexts[0], server)
+            push = connected(contexts[0 if same else 1], pull, client)
+            push.send(b"x")
+            if same:
+                assert pull.recv() == b"x"
+            else:
+                assert not pull.poll(QUIET)
+            assert bool(handler.asked) is same
+    finally:
+        for context in contexts:
+            context.destroy(0)
+
+
+def test_without_the_compiled_core_curve_is_refused():
+    context = secured(Security())
+    core, context.__dict__["core"] = context.core, pure
+    try:
+        with pytest.raises(NotSupported, match="Python core"):
+            made(context, zmq.PULL, CURVE_SERVER).bind("tcp://127.0.0.1:*")
+    finally:
+        context.__dict__["core"] = core
+        context.destroy(0)
+
+
+def test_no_log_or_text_has_a_secret(ctx, caplog):
+    caplog.set_level(logging.DEBUG)
+    texts = []
+    for mechanism in ("PLAIN", "CURVE"):
+        server, client = MECHANISMS[mechanism]
+        for decide in (accept, refuse):
+            with Handler(zmq, ctx, decide):
+                pull = listening(ctx, server)
+                push = connected(ctx, pull, client)
+                push.send(b"x")
+                pull.poll(QUIET)
+                texts += [repr(each) for each in (pull, push, ctx, pull._links.state.endpoints[0].error)]
+                texts += [str(ctx.dump()), *(repr(ctx._transfer_mechanism(each)) for each in (pull, push))]
+                texts += [repr(peer) for peer in (*pull.peers(), *push.peers())]
+                pull.close(), push.close()
+    for text in (*texts, caplog.text):
+        for secret in (
+            b"a-secret-password",
+            SECRET,
+            CLIENT_SECRET,
+            zmq.z85.decode(SECRET),
+            zmq.z85.decode(CLIENT_SECRET),
+        ):
+            assert (
+                secret.decode("latin-1") not in text
+                and repr(secret)[2:-1] not in text
+                and secret.hex() not in text
+            )
