@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.zmq_compat.released import ROOT, fetched
+
 TABLE = tomllib.loads((Path(__file__).parent / "guide/programs.toml").read_text())
 MODULES = TABLE.pop("modules")
 RUNNER = Path(__file__).parent / "guide/scenario.py"
-LIBRARIES = ROOT / "build/guide_programs"
 RELEASES = ("tornado==6.6.1", "netifaces==0.11.0")
 FOLDER = os.environ.get("GUIDE_PROGRAMS")
 #: network and processes of its own: the programs bind well-known ports
@@ -43,24 +43,7 @@ def libraries():
         or subprocess.run([*ALONE, "true"], timeout=20).returncode
     ):
         pytest.skip("no namespaces here: they need util-linux, iproute2 and a kernel that allows them")
-    if not (LIBRARIES / "done").exists():
-        command = [
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "-q",
-            "install",
-            "--target",
-            LIBRARIES,
-            *RELEASES,
-        ]
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=240, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"pip cannot fetch them: {done.stderr[-300:]}")
-        (LIBRARIES / "done").touch()
-    return LIBRARIES
+    return fetched("guide_programs", RELEASES)
 
 
 def played(folder, scenario, libraries, words):

@@ -22,6 +22,8 @@ NETWORK = (
     "address add 10.1.1.0/32 dev lo",
     "route add 255.255.255.255 dev lo",
 )
+#: seconds at most until a program is ready
+READY = 60
 
 
 class Program:
@@ -35,6 +37,9 @@ class Program:
             self.process = subprocess.Popen(
                 [*command, *words], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True
             )
+        end = time.monotonic() + READY
+        while not re.search(due.get("ready", ""), self.output()) and time.monotonic() < end:
+            time.sleep(0.05)
         time.sleep(due.get("pause", 0.3))
         self.process.stdin.write(due.get("input", ""))
         self.process.stdin.flush()  # and stays open: the end of a program's input may end it
