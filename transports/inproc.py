@@ -34,6 +34,8 @@ from transfer.transports.inproc_stream import InprocStream, pair
 from transfer.transports.reactor import Reactor, Timer
 
 SCHEME = "inproc"
+#: seconds at most that `settle` waits, for a reactor whose callback waits for this thread
+_SETTLED = 1.0
 
 
 class InprocNames:
@@ -86,6 +88,14 @@ _names: weakref.WeakKeyDictionary[Reactor, InprocNames] = weakref.WeakKeyDiction
 def names_of(reactor: Reactor) -> InprocNames:
     """The names of the context that has this reactor."""
     return _names.setdefault(reactor, InprocNames())  # atomic: there is no lock that a fork could leave held
+
+
+def settle(reactor: Reactor) -> None:
+    """Waits until the reactor has made the connections of names that are bound and connected to."""
+    if reactor.running and not reactor.in_loop():
+        made = threading.Event()
+        reactor.call_soon(made.set, otherwise=made.set)
+        made.wait(_SETTLED)
 
 
 class InprocTransport(DirectTransport):

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.ports import free_port
+from tests.zmq_compat.released import LIMIT, ended, fetched, started
 
-ROOT = Path(__file__).parents[2]
-PLACE = ROOT / "build/released_programs"
 RELEASES = ("ipykernel==7.4.0", "jupyter_client==8.10.0", "zerorpc==0.6.3", "locust==2.47.0")
-LIMIT = 120
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 300)]
 
@@ -109,39 +102,7 @@ print("zmq is transfer" if zmq.__transfer__ else "zmq is pyzmq", flush=True)
 @pytest.fixture(scope="module")
 def programs():
     """The folder with the releases."""
-    if not (PLACE / "done").exists():
-        command = ["-m", "pip", "--disable-pip-version-check", "-q", "install", "--target", PLACE, *RELEASES]
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=240, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"pip cannot fetch them: {done.stderr[-300:]}")
-        (PLACE / "done").touch()
-    return PLACE
-
-
-def started(programs, folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "transfer", "as-zmq", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, programs)))},
-        cwd=folder,
-        start_new_session=True,
-    )
-
-
-def ended(process):
-    """(exit code, output) within the limit."""
-    try:
-        output, _ = process.communicate(timeout=LIMIT)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return process.returncode, output
+    return fetched("released_programs", RELEASES)
 
 
 @pytest.mark.parametrize("program", [KERNEL, RPC], ids=["ipykernel", "zerorpc"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ class _Flow:
         self.target = target
         self.counts = [0, 0, 0, 0]  # messages and bytes in, messages and bytes out
 
+    def has_room(self) -> bool:
+        """Whether a message can be sent. A REP that answers itself can only after it received: not asked."""
+        return self.source is self.target or bool(self.target.poll(0, PollEvent.POLLOUT))
+
     @property
     def possible(self) -> bool:
         return self.source.type not in _SENDS_ONLY and self.target.type not in _RECEIVES_ONLY
@@ -40,7 +45,7 @@ class _Flow:
     def carry(self, capture: Any) -> None:
         """Forwards available messages while the target has room, up to a burst. Raises ContextTerminated."""
         for _ in range(_BURST):
-            if not self.target.poll(0, PollEvent.POLLOUT):
+            if not self.has_room():
                 return
             try:
                 frames = self.source.recv_frames(_DONTWAIT)
@@ -94,7 +99,8 @@ def _run(frontend: Any, backend: Any, capture: Any, control: Any) -> None:
             raise NotSupported("a proxy blocks: give it sockets of a plain Context")
     # As in libzmq, methods of subclasses are not called.
     frontend, backend, capture, control = map(plain_socket, (frontend, backend, capture, control))
-    flows = [flow for flow in (_Flow(frontend, backend), _Flow(backend, frontend)) if flow.possible]
+    ends = [(frontend, backend)] if frontend is backend else [(frontend, backend), (backend, frontend)]
+    flows = [flow for flow in itertools.starmap(_Flow, ends) if flow.possible]
     if not flows:
         raise StateError("neither socket could send what the other receives")
     paused = False
@@ -120,7 +126,7 @@ def _wait(flows: list[_Flow], control: Any, paused: bool) -> set[Any]:
         poller.register(control, PollEvent.POLLIN)
     blocked = []
     for flow in () if paused else flows:
-        if flow.target.poll(0, PollEvent.POLLOUT):
+        if flow.has_room():
             poller.register(flow.source, PollEvent.POLLIN)
         else:
             blocked.append(flow)

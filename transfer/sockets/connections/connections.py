@@ -36,11 +36,11 @@ from transfer.sockets.directories import open_directory
 from transfer.sockets.made_once import made_once
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, Peer, PeerInfo
-from transfer.transports import registry
+from transfer.transports import inproc, registry
 from transfer.transports.address import Address, parse
 from transfer.transports.connect.connection import Connected
 from transfer.transports.connect.establish import reach, serve
-from transfer.transports.core.wire import CREDIT, Control
+from transfer.transports.core.wire import CREDIT, Control, SocketType
 from transfer.transports.errors import (
     AddressError,
     Broken,
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: seconds after which a socket that closes reports a missing peer
 _LONG_WAIT = 5.0
+#: their messages wait for a peer
+_WAIT_FOR_A_PEER = frozenset({SocketType.PUSH, SocketType.PULL, SocketType.PAIR})
 
 
 class Connections:
@@ -173,6 +175,7 @@ class Connections:
             record.close()
             raise Closed("the socket is closed")
         self.state.emit(EventKind.LISTENING, str(record.address))
+        self._settle(address)
         return str(record.address)
 
     def connect(self, endpoint: str) -> Endpoint:
@@ -206,7 +209,13 @@ class Connections:
             self.queue_limits.schedule()
         if (address.policy or self._context.transport_config.policy) == "require":
             self._await_handshake(record, handshake_timeout(socket))
+        self._settle(address)
         return record
+
+    def _settle(self, address: Address) -> None:
+        """As in libzmq, what a PUB or a ROUTER sends next by inproc arrives: the connection is made."""
+        if address.scheme == inproc.SCHEME and self._pattern.socket_type not in _WAIT_FOR_A_PEER:
+            inproc.settle(self._context.reactor)
 
     def _check_once(self, address: Address) -> None:
         """Raises AddressError for a second connection to one log, which would double its messages."""
