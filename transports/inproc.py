@@ -36,6 +36,7 @@ from transfer.transports.reactor import Reactor, Timer
 SCHEME = "inproc"
 #: seconds at most that `settle` waits, for a reactor whose callback waits for this thread
 _SETTLED = 1.0
+_WAIT_FOR_A_PEER = frozenset({SocketType.PUSH, SocketType.PULL, SocketType.PAIR})
 
 
 class InprocNames:
@@ -90,9 +91,10 @@ def names_of(reactor: Reactor) -> InprocNames:
     return _names.setdefault(reactor, InprocNames())  # atomic: there is no lock that a fork could leave held
 
 
-def settle(reactor: Reactor) -> None:
-    """Waits until the reactor has made the connections of names that are bound and connected to."""
-    if reactor.running and not reactor.in_loop():
+def settle(reactor: Reactor, socket_type: int) -> None:
+    """Waits until the reactor has made the connections of names that are bound and connected to: as in libzmq,
+    what a PUB or a ROUTER sends next arrives. Messages of other types wait for a peer anyway."""
+    if socket_type not in _WAIT_FOR_A_PEER and reactor.running and not reactor.in_loop():
         made = threading.Event()
         reactor.call_soon(made.set, otherwise=made.set)
         made.wait(_SETTLED)

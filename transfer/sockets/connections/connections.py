@@ -40,7 +40,7 @@ from transfer.transports import inproc, registry
 from transfer.transports.address import Address, parse
 from transfer.transports.connect.connection import Connected
 from transfer.transports.connect.establish import reach, serve
-from transfer.transports.core.wire import CREDIT, Control, SocketType
+from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import (
     AddressError,
     Broken,
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 #: seconds after which a socket that closes reports a missing peer
 _LONG_WAIT = 5.0
-#: their messages wait for a peer
-_WAIT_FOR_A_PEER = frozenset({SocketType.PUSH, SocketType.PULL, SocketType.PAIR})
 
 
 class Connections:
@@ -213,9 +211,8 @@ class Connections:
         return record
 
     def _settle(self, address: Address) -> None:
-        """As in libzmq, what a PUB or a ROUTER sends next by inproc arrives: the connection is made."""
-        if address.scheme == inproc.SCHEME and self._pattern.socket_type not in _WAIT_FOR_A_PEER:
-            inproc.settle(self._context.reactor)
+        if address.scheme == inproc.SCHEME:
+            inproc.settle(self._context.reactor, self._pattern.socket_type)
 
     def _check_once(self, address: Address) -> None:
         """Raises AddressError for a second connection to one log, which would double its messages."""

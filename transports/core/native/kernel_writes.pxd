@@ -131,7 +131,7 @@ cdef struct flusher_t:
     int stopping
     int asleep
     int generation
-    int64_t at_once_until     # the messages that were written after a pause count up to this time
+    int64_t tokens_until      # when the bucket of writes at once is full again
     pthread_mutex_t mutex
     int wake_fd
     int reap_fd
@@ -154,6 +154,10 @@ cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
+cdef int64_t link_messages_left(link_t* link) noexcept nogil
+cdef int64_t link_bytes_left(link_t* link) noexcept nogil
+cdef void link_count(link_t* link, int64_t messages, size_t payload) noexcept nogil
+cdef int link_pushed(link_t* link, int64_t before) noexcept nogil
 cdef int64_t link_unfetched(link_t* link) noexcept nogil
 cdef void link_notice_fetched(link_t* link) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil

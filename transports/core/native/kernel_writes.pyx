@@ -32,6 +32,8 @@ cdef enum:
     MAX_IOV = 64
     YIELD = 4 * 1024 * 1024         # after so many bytes other threads get the processor
     ROUND = 4 * 1024 * 1024         # bytes of one link_write: others wait for the mutex, or for the flusher
+    PAUSE_NS = 20 * 1000            # a send after a pause of this length is written at once
+    BURST = 64                      # so many of them, by all connections of a context
     BURST_NS = 100 * 1000           # within this time payloads that are copied apart are gathered
 
 fork_generation = 0
@@ -127,6 +129,27 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     return high_water_bytes and queued + unfetched and bytes_queued > high_water_bytes
 
 
+cdef int64_t link_messages_left(link_t* link) noexcept nogil:
+    """Below its mark, without a ring."""
+    cdef int64_t high_water = load_signed(&link.high_water)
+    return high_water - link.queued - link.sealed if high_water else COALESCE
+
+
+cdef int64_t link_bytes_left(link_t* link) noexcept nogil:
+    cdef int64_t high_water = load_signed(&link.high_water_bytes)
+    return high_water - link.queued_payload if high_water else COALESCE
+
+
+cdef void link_count(link_t* link, int64_t messages, size_t payload) noexcept nogil:
+    """New ones that end in the tail."""
+    add(&link.sent, messages)
+    add(&link.sent_bytes, payload)
+    add_signed(&link.queued, messages)
+    add_signed(&link.queued_payload, payload)
+    link.tail.messages += messages
+    link.tail.payloads += payload
+
+
 cdef int64_t link_unfetched(link_t* link) noexcept nogil:
     """Payloads that are announced, and that the peer has not READ."""
     return 0 if link.ring == NULL else load(&link.ring.announced) - load(&link.ring.peer_fetched)
@@ -153,6 +176,42 @@ cdef int link_room(link_t* link, size_t payload) noexcept nogil:
     if link.ring != NULL:
         link.fetched_when_full = load(&link.ring.peer_fetched)
     return FULL
+
+
+cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
+    """Writes the queue if it is time. before: bytes in it without the new message."""
+    cdef int64_t now
+    cdef bint quiet
+    if link.fd < 0 or link.kernel_full:
+        return OK
+    if link.queued_bytes >= COALESCE:
+        return WOULD_BLOCK
+    if load_int(&link.turn):
+        store_int(&link.turn, 0)
+        link_write(link)
+        return OK
+    # The clock is read for the first message after a write only: that costs as much as the rest.
+    if before == 0:
+        now = now_ns()
+        quiet = now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS
+        store_signed(&link.last_sent, now)
+        if quiet and takes_token(link.flusher, now):
+            link_write(link)
+            return OK
+    if not link.armed:
+        link_arm(link)
+    return OK
+
+
+cdef bint takes_token(flusher_t* flusher, int64_t now) noexcept nogil:
+    """Whether a message after a pause of its connection is written at once. A program that sends to many peers
+    in turn pauses at each, so the connections of a context share a token bucket: BURST tokens, one more each
+    PAUSE_NS. Two threads may take the same one, which is harmless."""
+    cdef int64_t until = max(load_signed(&flusher.tokens_until), now) + PAUSE_NS
+    if until - now > BURST * PAUSE_NS:
+        return False
+    store_signed(&flusher.tokens_until, until)
+    return True
 
 
 cdef bint link_gathers(link_t* link) noexcept nogil:

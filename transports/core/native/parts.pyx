@@ -16,7 +16,7 @@ from libc.stdint cimport uint64_t
 
 from transfer.transports.arguments import flags_of, sequence, whole
 from transfer.transports.core.wire import MAX_FRAMES
-from transfer.transports.errors import Again, TransferError
+from transfer.transports.errors import Again, NotSupported, TransferError
 
 from transfer.transports.core.native.inproc_calls cimport has_plain, push_plain, push_to_end, take_plain
 from transfer.transports.core.native.kernel_writes cimport F_MORE, HEADER, MAGIC, OK, VERSION, header_t
@@ -351,7 +351,7 @@ cdef class Parts(Attachments):
         return self._get_option(option)
 
     def _get_option(self, option):
-        raise NotImplementedError
+        raise NotSupported("this socket has no options of ZeroMQ")
 
     cdef list inproc_parts(self):
         """The next message, if it is a plain one of a peer in this process."""

@@ -1,8 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Small plain messages: copied into a link's queue behind their headers, and written at once or gathered.
-
-The caller holds the link's mutex.
-"""
+"""Small plain messages: copied into a link's queue behind their headers. The caller holds the link's mutex."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
@@ -10,17 +7,11 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from transfer.transports.core.native.atomic cimport (
-    add, add_signed, load_int, load_signed, store_int, store_signed,
-)
+from transfer.transports.core.native.atomic cimport add_signed, load_int
 from transfer.transports.core.native.kernel_writes cimport (
-    BROKEN, COALESCE, F_MORE, HEADER, NO_MEMORY, OK, WOULD_BLOCK, flusher_t, link_arm, link_is_full,
-    link_reserve, link_room, link_t, link_write, now_ns, put_header, segment_t,
+    BROKEN, COALESCE, F_MORE, HEADER, NO_MEMORY, OK, WOULD_BLOCK, link_bytes_left, link_count, link_is_full,
+    link_messages_left, link_pushed, link_reserve, link_room, link_t, put_header, segment_t,
 )
-
-cdef enum:
-    PAUSE_NS = 20 * 1000            # a send after a pause of this length is written at once
-    MANY_AT_ONCE = 64               # so many connections of a context may be written at once after a pause
 
 
 cdef int link_admit(link_t* link, size_t payload, size_t size, char** at) noexcept nogil:
@@ -35,12 +26,7 @@ cdef int link_admit(link_t* link, size_t payload, size_t size, char** at) noexce
     at[0] = link_reserve(link, size, 0)
     if at[0] == NULL:
         return NO_MEMORY
-    add(&link.sent, 1)
-    add(&link.sent_bytes, payload)
-    add_signed(&link.queued, 1)
-    add_signed(&link.queued_payload, payload)
-    link.tail.messages += 1
-    link.tail.payloads += payload
+    link_count(link, 1, payload)
     return OK
 
 
@@ -60,42 +46,6 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     put_header(at, link.socket_type, 0, sequence if sequence else link.sent, 0, size, 0)
     memcpy(at + HEADER, data, size)
     return link_pushed(link, before)
-
-
-cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
-    """Writes the queue if it is time. before: bytes in it without the new message."""
-    cdef int64_t now
-    cdef bint quiet
-    if link.fd < 0 or link.kernel_full:
-        return OK
-    if link.queued_bytes >= COALESCE:
-        return WOULD_BLOCK
-    if load_int(&link.turn):
-        store_int(&link.turn, 0)
-        link_write(link)
-        return OK
-    # The clock is read for the first message after a write only: that costs as much as the rest.
-    if before == 0:
-        now = now_ns()
-        quiet = now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS
-        store_signed(&link.last_sent, now)
-        if quiet and may_write_at_once(link.flusher, now):
-            link_write(link)
-            return OK
-    if not link.armed:
-        link_arm(link)
-    return OK
-
-
-cdef bint may_write_at_once(flusher_t* flusher, int64_t now) noexcept nogil:
-    """Whether a message after a pause of its connection is written at once: as often as one connection may,
-    for all of a context, since who sends to many in turn pauses at each. Threads may overlap: one more is
-    harmless."""
-    cdef int64_t until = max(load_signed(&flusher.at_once_until), now) + PAUSE_NS
-    if until - now > MANY_AT_ONCE * PAUSE_NS:
-        return False
-    store_signed(&flusher.at_once_until, until)
-    return True
 
 
 cdef int push_parts(link_t* link, tuple parts, Py_ssize_t first, size_t total) noexcept:
@@ -148,9 +98,9 @@ cdef Py_ssize_t fill_tail(link_t* link, tuple messages, Py_ssize_t first, Py_ssi
     """Copies as many as fit into the tail chunk and below the marks: the counters are set once for all. 0:
     `link_push` decides."""
     cdef segment_t* tail = link.tail
-    cdef Py_ssize_t most = min(PyTuple_GET_SIZE(messages), first + room_by_number(link))
+    cdef Py_ssize_t most = min(PyTuple_GET_SIZE(messages), first + link_messages_left(link))
     cdef Py_ssize_t place = first
-    cdef int64_t bytes_left = room_by_bytes(link)
+    cdef int64_t bytes_left = link_bytes_left(link)
     cdef int64_t payload = 0
     cdef size_t used = 0
     cdef size_t size
@@ -175,22 +125,7 @@ cdef Py_ssize_t fill_tail(link_t* link, tuple messages, Py_ssize_t first, Py_ssi
         if tail.size == 0:
             tail.starts_inside = 0
         tail.size += used
-        tail.messages += place - first
-        tail.payloads += payload
         add_signed(&link.queued_bytes, used)
-        add_signed(&link.queued, place - first)
-        add_signed(&link.queued_payload, payload)
-        add(&link.sent, place - first)
-        add(&link.sent_bytes, payload)
+        link_count(link, place - first, payload)
         total[0] += payload
     return place - first
-
-
-cdef int64_t room_by_number(link_t* link) noexcept:
-    cdef int64_t high_water = load_signed(&link.high_water)
-    return high_water - link.queued - link.sealed if high_water else COALESCE
-
-
-cdef int64_t room_by_bytes(link_t* link) noexcept:
-    cdef int64_t high_water = load_signed(&link.high_water_bytes)
-    return high_water - link.queued_payload if high_water else COALESCE

@@ -13,7 +13,7 @@ from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.receiving import Receiving
 from transfer.transports.core.pure.req_rep_turn import Turn
-from transfer.transports.errors import Again, TransferError
+from transfer.transports.errors import Again, NotSupported, TransferError
 
 if TYPE_CHECKING:
     pass
@@ -97,7 +97,7 @@ class SocketBase(Sending, Receiving):
         return self._get_option(option)
 
     def _get_option(self, option: int) -> Any:
-        raise NotImplementedError
+        raise NotSupported("this socket has no options of ZeroMQ")
 
     def _recv_part(self, flags: int, copy: bool, track: bool) -> Any:
         general = self._general_recv or (self._keeps_properties and not copy)
