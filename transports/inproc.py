@@ -92,8 +92,8 @@ def names_of(reactor: Reactor) -> InprocNames:
 
 
 def settle(reactor: Reactor, socket_type: int) -> None:
-    """Waits until the reactor has made the connections of names that are bound and connected to: as in libzmq,
-    what a PUB or a ROUTER sends next arrives. Messages of other types wait for a peer anyway."""
+    """Waits until the reactor has made the connections of names that are bound and connected to: as in
+    libzmq, what a PUB or a ROUTER sends next arrives. Messages of other types wait for a peer anyway."""
     if socket_type not in _WAIT_FOR_A_PEER and reactor.running and not reactor.in_loop():
         made = threading.Event()
         reactor.call_soon(made.set, otherwise=made.set)
