@@ -204,8 +204,8 @@ cdef int link_pushed(link_t* link, int64_t before) noexcept nogil:
 
 
 cdef bint takes_token(flusher_t* flusher, int64_t now) noexcept nogil:
-    """Whether a message after a pause of its connection is written at once. A program that sends to many peers
-    in turn pauses at each, so the connections of a context share a token bucket: BURST tokens, one more each
+    """Whether a message after a pause of its connection is written at once. A program that sends to many in
+    turn pauses at each, so the connections of a context share a token bucket: BURST tokens, and one more each
     PAUSE_NS. Two threads may take the same one, which is harmless."""
     cdef int64_t until = max(load_signed(&flusher.tokens_until), now) + PAUSE_NS
     if until - now > BURST * PAUSE_NS:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Small plain messages: copied into a link's queue behind their headers. The caller holds the link's mutex."""
+"""Small plain messages: copied into a queue behind their headers. The caller holds the mutex of the link."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
