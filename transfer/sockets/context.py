@@ -467,7 +467,10 @@ def _at_exit() -> None:
             unclosed.append((f"unclosed {socket!r}", socket))
             left = max(0.0, deadline - time.monotonic()) * 1000
             own = socket.linger
-            socket.close(left if own < 0 else min(left, own))
+            try:
+                socket.close(left if own < 0 else min(left, own))
+            except Exception:  # an error of one must not affect the others
+                logger.exception("%r cannot be closed at the end of the interpreter", socket)
         try:
             context.destroy(0)
         except Closed:

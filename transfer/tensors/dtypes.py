@@ -7,6 +7,7 @@ description as JSON: structured types, dates, fixed strings, another byte order)
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,10 @@ TEXT: Final = 0
 MAX_TEXT: Final = 3072
 #: nesting depth of structured types; limits the recursion that a hostile description can cause
 _MAX_NESTING: Final = 8
+#: the type strings that numpy makes: byte order, kind and size, and the unit of a date
+_PLAIN: Final = re.compile(
+    r"[<>|](?:[biufcSUV][0-9]{1,10}|[mM]8(?:\[(?:[1-9][0-9]{0,9})?(?:[YMWDhms]|[munpfa]s)\])?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,8 @@ def _numpy_from_text(text: str) -> Any:
 def _checked(described: Any, depth: int) -> Any:
     """Converts the parsed JSON of a description, with tuples where numpy needs them; rejects all else."""
     if isinstance(described, str):
-        # numpy would also accept "O", "f4,f4" or "(3,)f4"; only plain type strings are allowed here
-        if len(described) < 3 or described[0] not in "<>|" or described[1] not in "biufcmMSUV":
+        # numpy would also accept "O", "f4,f4" or "(3,)f4", and ends the process for "M8[s/0]"
+        if not _PLAIN.fullmatch(described):
             raise ValueError("no plain type string")
         return described
     if depth >= _MAX_NESTING or not isinstance(described, list):

@@ -113,11 +113,13 @@ class Watch:
         return made
 
     def close(self) -> None:
-        """Cancels all waiters."""
+        """Cancels all waiters. A closed loop has no task that waits for them, and takes no calls."""
         self._disarm()
         for queue in (self.receivers, self.senders, self.pollers):
             while queue:
-                queue.popleft().future.cancel()
+                future = queue.popleft().future
+                if not future.get_loop().is_closed():
+                    future.cancel()
 
     def _enter(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()

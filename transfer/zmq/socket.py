@@ -10,6 +10,7 @@ alone passes through the hooks here (`_send_object`, `_send_multipart`, `_recv_m
 from __future__ import annotations
 
 import errno
+import sys
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -576,7 +577,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         if self._async_watch is not None:
             self._async_watch.close()
         wanted = self.linger if linger is None else linger
-        if wanted and has_unsent(self):
+        if wanted and has_unsent(self) and not sys.is_finalizing():  # no thread can start then
             self._values["linger"] = int(wanted)
             hand_over(self, Base)
         else:

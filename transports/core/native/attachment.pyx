@@ -42,10 +42,11 @@ cdef class Attachments(Receiving):
             if sends:
                 self.join_foreign(stream)
             if receives:
+                before = self.inproc_only or not self.foreign_ins
                 self.inproc_only = False
                 place = self.count_ended() if stream.ended else len(self.foreign_ins)
                 self.foreign_ins.insert(place, stream)
-                self.inproc_only = all_inproc(self.foreign_ins)
+                self.inproc_only = before and is_inproc(stream)
                 for fd in getattr(stream, "wait_fds", ()):
                     self.watch_foreign(fd)
         else:
@@ -119,7 +120,7 @@ cdef class Attachments(Receiving):
         for streams in (self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
-        self.inproc_only = all_inproc(self.foreign_ins)
+        self.inproc_only = self.inproc_only or all_inproc(self.foreign_ins)
         if type(stream) is not Stream:
             stream.on_readable = stream.on_writable = None
             self.take_out(stream)
