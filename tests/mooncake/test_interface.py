@@ -250,7 +250,18 @@ def test_which_callback_gets_a_message():
     assert choose(message(is_tensor=True), {**both, Form.TENSOR: max}) == (max, Form.TENSOR)
     assert choose(message(is_tensor=True), {Form.JSON: len}) is None
     assert choose(message(b"\xff"), {Form.STRING: len, Form.DATA: print}) == (print, Form.DATA)
-    assert choose(message(b"\x80\x04."), {Form.PYOBJ: len, Form.DATA: print}) == (len, Form.PYOBJ)
+
+
+def test_only_what_can_be_an_object_goes_to_its_callback(monkeypatch):
+    def chosen(data):
+        return choose(IncomingMessage("", "", (data,)), {Form.PYOBJ: len, Form.DATA: print})
+
+    monkeypatch.delenv("MOONCAKE_ALLOW_PICKLE", raising=False)
+    assert chosen(b"\xc1TO\x01\x01") == (len, Form.PYOBJ)
+    assert chosen(b"\x80\x04.") == (print, Form.DATA)  # a pickle
+    monkeypatch.setenv("MOONCAKE_ALLOW_PICKLE", "1")
+    assert chosen(b"\x80\x04.") == (len, Form.PYOBJ)
+    assert chosen(b"\x80\x04") == chosen(b"text") == (print, Form.DATA)
 
 
 def test_a_tensor_nobody_wants_is_counted(zi, link, caplog):

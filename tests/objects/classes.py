@@ -9,6 +9,8 @@ from enum import Enum, Flag, auto
 from subprocess import Popen  # noqa: F401 - a class, but of another module
 from typing import Any, NamedTuple
 
+from transfer.transports.errors import Again
+
 alias_of_another = OrderedDict
 
 
@@ -35,6 +37,10 @@ class Slotted:
 class Colour(Enum):
     RED = 1
     BLUE = "blue"
+
+
+class Bare(Enum):
+    """No members: a call with two arguments makes a class."""
 
 
 class Access(Flag):
@@ -65,6 +71,30 @@ class Stateful:
 
     def __eq__(self, other):
         return self.value == other.value
+
+
+class Half:
+    """Its objects have neither hash nor repr before their state is set."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __hash__(self):
+        return hash(self.value)
+
+    def __repr__(self):
+        return f"Half({self.value})"
+
+
+class Raising:
+    """Raises an error of this package, or that there is no memory, or what shows its argument."""
+
+    def __init__(self, what):
+        if what == "Again":
+            raise Again("later")
+        if what == "MemoryError":
+            raise MemoryError
+        raise KeyError(what)
 
 
 class Outer:

@@ -83,7 +83,7 @@ def test_a_round_trip(allow, value):
         assert got.note == "x"
     encoded = encode(value)
     allow(f"{HERE}.Other")
-    with pytest.raises(PickleRefused, match=f"objects of the class {HERE}."):
+    with pytest.raises(PickleRefused, match=rf"of the class '{HERE}.*\n.*docs/pyobj.md"):
         decode(encoded)
 
 
@@ -211,12 +211,36 @@ def test_names_that_no_list_reaches(allow, module, name):
             decode(data)
 
 
+def pair(left, right):
+    return msgspec.msgpack.Ext(form.TUPLE, msgspec.msgpack.encode([left, right]))
+
+
+#: without its state
+HALF = msgspec.msgpack.Ext(form.OBJECT, msgspec.msgpack.encode([HERE, "Half", 0, [], *[None] * 4]))
+
+
 @pytest.mark.parametrize(
     "data",
     {
         "one argument too many": hostile(HERE, "Point", 0, [1, 2, 3]),
         "unknown argument": hostile(HERE, "Point", 0, [], {"__class__": 1}),
         "raising": hostile(HERE, "Colour", 1, [7]),
+        "raising an error of ours": hostile(HERE, "Raising", 1, ["Again"]),
+        "raising what has no repr": hostile(HERE, "Raising", 1, [HALF]),
+        "without memory": hostile(HERE, "Raising", 1, ["MemoryError"]),
+        "hash of a half-made object in a set": packed(HALF, code=form.SET),
+        "hash of a half-made object in a dict": packed(HALF, 1, code=form.DICT),
+        "half-made object for a way": packed(HERE, "Message", HALF, [], None, None, None, None),
+        "names of a call": hostile(HERE, "Message", 1, ["a"], {"body": 1}),
+        "no names of a call": hostile(HERE, "Message", 1, ["a"], {}),
+        "text for a way": hostile(HERE, "Message", True, ["a"]),
+        "new enumeration by names": hostile(HERE, "Colour", 1, ["New"], {"names": ["A"]}),
+        "new enumeration by arguments": hostile(HERE, "Colour", 1, ["New", ["A"]]),
+        "new enumeration of no members": hostile(HERE, "Bare", 1, ["New", "A B"]),
+        "state of a member": hostile(HERE, "Colour", 1, [1], state={"_value_": 2}),
+        "member by __new__": hostile(HERE, "Colour", 0, [1]),
+        "items for a member": hostile(HERE, "Colour", 1, [1], items=[]),
+        "member without a value": hostile(HERE, "Colour", 1),
         "unknown way": hostile(HERE, "Message", 2),
         "arguments of text": packed(HERE, "Message", 1, "ab", None, None, None, None),
         "a name that is no text": hostile(HERE, "Point", 0, [1, 2], {1: 2}),
@@ -238,15 +262,43 @@ def test_objects_of_other_parts(allow, data):
     allow(f"{HERE}.*")
     with pytest.raises(ProtocolError):
         decode(data[1])
-    assert Guarded.calls == []
+    assert Guarded.calls == [] and Colour.RED.value == 1 and list(Colour) == [Colour.RED, Colour.BLUE]
+
+
+LONG = "subprocess.Popen\nERROR forged line\n" + "x" * 1_000_000
+
+
+def test_a_refusal_shows_little_of_what_a_peer_chose(allow):
+    """No line break and no megabytes of it, and no advice to allow it."""
+    allow(f"{HERE}.*")
+    for data in (
+        hostile(LONG, LONG),
+        packed(LONG, "Popen", code=form.CLASS),
+        hostile(HERE, LONG),
+        packed(HERE, "Slotted", 0, [], None, pair(None, {LONG: 1}), None, None),
+        hostile(HERE, "Raising", 1, [LONG]),
+    ):
+        with pytest.raises((PickleRefused, ProtocolError)) as caught:
+            decode(data)
+        text = str(caught.value)
+        assert len(text) < 600 and "\nERROR" not in text and "TRANSFER_PICKLE_ALLOW=" not in text
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('a\\nb')", "raise SystemExit", "import nothing_", "1 +"])
+def test_a_module_that_cannot_be_imported(allow, code, tmp_path, monkeypatch):
+    name = "a_module_that_fails"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    allow(f"{name}.*")
+    with pytest.raises(PickleRefused, match="cannot be imported"):
+        decode(hostile(name, "Class"))
 
 
 def test_a_state_sets_slots_and_nothing_else(allow):
     """A property's setter is not called, and no attribute of a class is changed."""
     allow(f"{HERE}.*")
-    tuple_of = msgspec.msgpack.Ext(form.TUPLE, msgspec.msgpack.encode([None, {"level": 1}]))
     with pytest.raises(ProtocolError, match="slot"):
-        decode(packed(HERE, "Guarded", 0, [], None, tuple_of, None, None))
+        decode(packed(HERE, "Guarded", 0, [], None, pair(None, {"level": 1}), None, None))
     assert Guarded.calls == []
 
 

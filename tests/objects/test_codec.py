@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.objects.classes import Message
-from transfer.objects import decode, encode, format as form
+from transfer.objects import decode, decoding, encode, format as form
+from transfer.objects.tensor import header_and_buffer
 from transfer.transports.errors import ArgumentError, NotATensor, PickleRefused, ProtocolError
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -303,6 +304,12 @@ def of_depth(levels):
     return form.ALONE + packed
 
 
+def tensor_of(kind, array):
+    """An array's message, with another kind of tensor in it."""
+    encoded, described = encode(array), header_and_buffer(array)[0]
+    return encoded.replace(described, bytes((kind,)) + described[1:], 1)
+
+
 BUFFERS = form.WITH_BUFFERS + form.LENGTH.pack(1) + b"\x01"
 SPEC = struct.pack("<IBBBBBBHI", 24, 1, 8, 1, 0, 1, 0, 0, 1)  # an extended header of u1, before its shape
 
@@ -345,6 +352,11 @@ MALFORMED = {
     "slice of nothing": of_fields(form.SLICE),
     "decimal": extension(form.DECIMAL, b"1x"),
     "short UUID": of_fields(form.UUID, b"x", 0),
+    "UUID of text": of_fields(form.UUID, "a" * 16, 0),
+    "UUID of numbers": of_fields(form.UUID, [1] * 16, 0),
+    "range of one number": of_fields(form.RANGE, 3),
+    "slice of one number": of_fields(form.SLICE, 3),
+    "text as a torch tensor": tensor_of(2, np.array(["ab"])),
     "unsafe UUID": of_fields(form.UUID, bytes(16), 7),
     "no buffer": extension(form.BUFFER, form.BUFFER_HEAD.pack(0, 1)),
     "endless buffer": extension(form.BUFFER, form.BUFFER_HEAD.pack(1, (1 << 64) - 1)),
@@ -421,3 +433,65 @@ def test_changed_bytes(sample):
 def test_random_bytes(data):
     with suppress(ProtocolError, PickleRefused):
         decode(form.ALONE + data)
+
+
+CODES = range(form.INT, form.SLICE + 1)
+of_msgpack = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 63), (1 << 64) - 1),
+        st.floats(),
+        st.text(max_size=4),
+        st.binary(max_size=17),
+        st.just("a" * 16),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=9),
+        st.dictionaries(st.text(max_size=2), inner, max_size=2),
+        st.builds(
+            lambda code, values: msgspec.msgpack.Ext(code, msgspec.msgpack.encode(values)),
+            st.sampled_from(CODES),
+            st.lists(inner, max_size=9),
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.sampled_from(CODES), st.lists(of_msgpack, max_size=9))
+def test_extensions_of_other_fields(code, values):
+    with suppress(ProtocolError, PickleRefused):
+        decode(of_fields(code, *values))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_extensions_with_the_payload_of_others(code):
+    samples = [
+        *MALFORMED.values(),
+        *map(encode, [*(part for sample in SAMPLES for part in sample), *SAMPLES]),
+    ]
+    for other in [
+        *samples,
+        *(encode([value]) for value in (range(3), slice(1), uuid1(), 1 << 70, UTC)),
+    ]:
+        start = other[len(form.ALONE) :]
+        for payload in (
+            start,
+            b"\x91" + start,
+            b"\x99" + start * 9,
+            b"\x92" + b"\xd9\x10" + b"a" * 16 + start,
+        ):
+            with suppress(ProtocolError, PickleRefused):
+                decode(extension(code, payload))
+
+
+def test_an_object_for_which_there_is_no_memory(monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setitem(decoding._READERS, form.TUPLE, no_memory)
+    with pytest.raises(ProtocolError) as caught:
+        decode(encode((1,)))
+    assert caught.value.reason == "no_memory"

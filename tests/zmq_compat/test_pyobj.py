@@ -75,6 +75,56 @@ def test_other_bytes_end_nothing(objects, data, error):
     assert right.recv_pyobj() == "next"
 
 
+class OfFlags(zmq.Socket):
+    """Its `recv` has pyzmq's oldest arguments; pyzmq's `recv_pyobj` calls it with the flags alone."""
+
+    received = ()
+
+    def recv(self, flags=0):
+        part = super().recv(flags)
+        self.received += (part,)
+        return part
+
+
+class OfFlagsInAsyncio(aio.Socket):
+    def recv(self, flags=0):
+        return super().recv(flags)
+
+
+def test_recv_of_a_derived_class(objects):
+    left, right = objects
+    derived = OfFlags(shadow=right)
+    left.send_pyobj({1: 2})
+    assert derived.recv_pyobj() == {1: 2} and len(derived.received) == 1
+
+    async def main():
+        with aio.Context() as ctx, ctx.socket(zmq.PUSH) as push, OfFlagsInAsyncio(ctx, zmq.PULL) as pull:
+            pull.connect(f"tcp://127.0.0.1:{push.bind_to_random_port('tcp://127.0.0.1')}")
+            await push.send_pyobj({1: 2})
+            assert await asyncio.wait_for(pull.recv_pyobj(), 5) == {1: 2}
+
+    asyncio.run(main())
+
+
+def test_large_arrays_of_a_derived_class_lie_in_the_message(objects):
+    class Derived(zmq.Socket):
+        pass
+
+    left, right = objects
+    array = np.arange(1 << 17, dtype=np.float64)
+    copies = []
+
+    class Copying(zmq.Socket):
+        def recv(self, flags=0, copy=True, track=False):
+            copies.append(copy)
+            return super().recv(flags, copy, track)
+
+    for kind in (Derived, Copying):
+        left.send_pyobj(array)
+        assert np.array_equal(kind(shadow=right).recv_pyobj(), array)
+    assert copies == [True]  # as pyzmq calls it
+
+
 def test_objects_of_asyncio(monkeypatch):
     monkeypatch.delenv("MOONCAKE_ALLOW_PICKLE", raising=False)
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from transfer.config import pickle_allow_list, pickle_allowed
+from transfer.objects.format import caused, quoted
 from transfer.transports.errors import PickleRefused
 from transfer.transports.forking import undivided
 
@@ -25,29 +26,46 @@ class AllowList:
         self._names = frozenset(entry for entry in entries if not entry.endswith(".*"))
         self._modules = frozenset(entry[:-2] for entry in entries if entry.endswith(".*"))
 
-    def check(self, module: str, name: str) -> None:
-        """Raises PickleRefused unless the class of this module and qualified name is allowed."""
-        full = f"{module}.{name}"
-        if not (self._everything or full in self._names or module in self._modules):
+    def check(self, kind: type) -> None:
+        """Raises PickleRefused unless this class, of an object to send, is allowed."""
+        full = f"{kind.__module__}.{kind.__qualname__}"
+        if not self._has(kind.__module__, kind.__qualname__):
             raise PickleRefused(
                 f"objects of the class {full} are not allowed",
                 hint=f"TRANSFER_PICKLE_ALLOW={full} at both ends allows them; only for classes you trust",
             )
 
-    def find(self, module: str, name: str, expected: type | None = None) -> type:
-        """Returns an allowed class, which is `expected` if that is given; imports its module. Raises
-        PickleRefused."""
-        self.check(module, name)
+    def _has(self, module: str, name: str) -> bool:
+        return self._everything or f"{module}.{name}" in self._names or module in self._modules
+
+    def verify(self, kind: type) -> None:
+        """Raises PickleRefused unless this class is allowed, and is found by its name."""
+        self.check(kind)
+        self._found(kind.__module__, kind.__qualname__, kind)
+
+    def find(self, module: str, name: str) -> type:
+        """Returns the class that a peer names, if it is allowed; imports its module. Raises PickleRefused."""
+        if not self._has(module, name):  # no hint to allow it: a hostile peer chooses the name
+            raise PickleRefused(
+                f"an object of the class {quoted(f'{module}.{name}')} arrived, which is not allowed",
+                hint="if you expected this class, see TRANSFER_PICKLE_ALLOW in docs/pyobj.md",
+            )
+        return self._found(module, name)
+
+    def _found(self, module: str, name: str, expected: type | None = None) -> type:
         found = _defined(sys.modules.get(module), module, name)
         if found is None:  # not imported yet, or not completely
             try:
                 with undivided():
                     found = _defined(importlib.import_module(module), module, name)
-            except ImportError as error:
-                raise PickleRefused(f"the module {module} of an allowed class is not here") from error
+            except (Exception, SystemExit) as error:  # of any code in the module
+                raise PickleRefused(
+                    f"the module {quoted(module)} of an allowed class cannot be imported: {caused(error)}",
+                    hint="python -c 'import MODULE' at this end shows why",
+                ) from error
         if found is None or (expected is not None and expected is not found):
             raise PickleRefused(
-                f"{module}.{name} is not a class that this module defines",
+                f"{quoted(f'{module}.{name}')} is not a class that this module defines",
                 hint="functions, metaclasses, classes in functions and names of other modules do not travel",
             )
         return found

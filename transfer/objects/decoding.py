@@ -1,12 +1,11 @@
 """Makes objects of bytes: everything is checked before it is made.
 
-No length that a message states is allocated for: msgspec's decoder allocates as it reads, and a tensor is
-made after its header is compared with the bytes that there are.
+Memory is allocated for bytes that arrived, not for a length that a message states: msgspec's decoder
+allocates as it reads, and a tensor is made after its header is compared with the bytes that there are.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -14,25 +13,21 @@ from typing import Any, Final
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
-from msgspec import MsgspecError
 from msgspec.msgpack import decode as unpack
 
 from transfer.objects import format as form, reduced
 from transfer.objects.allow_list import AllowList, allow_list
-from transfer.objects.format import malformed
+from transfer.objects.format import caused, malformed
 from transfer.objects.tensor import Layout
-from transfer.transports.errors import TransferError
+from transfer.transports.errors import MissingLibrary, OptionError, PickleRefused, ProtocolError
 from transfer.transports.sizes import LARGE
 
 #: where the msgpack begins: in a message without buffers, and in one with them
 _ALONE: Final = len(form.ALONE)
 _BEHIND_LENGTH: Final = _ALONE + form.LENGTH.size
 
-#: of msgspec, of the constructors below, of a look-up of a time zone, and of torch
-_FAILURES: Final = (
-    *(MsgspecError, struct.error, ValueError, TypeError, ArithmeticError),
-    *(LookupError, OSError, RuntimeError),
-)
+#: OptionError: of the allow list of this end
+_TYPED: Final = (ProtocolError, PickleRefused, MissingLibrary, OptionError)
 
 
 class _Message:
@@ -100,17 +95,23 @@ def decode(data: Any) -> Any:
     """Returns the object of these bytes.
 
     data: any buffer. Large arrays and tensors lie in it if it is writable; all else is copied out of it.
-    Raises ProtocolError for bytes that are no object, and PickleRefused for a class that is not allowed.
+    Raises ProtocolError for bytes that are no object, PickleRefused for a class that is not allowed,
+    MissingLibrary for an array or a tensor without its library, and OptionError for a wrong allow list.
     """
     view = memoryview(data)
     try:
         return _Message(view).whole()
-    except TransferError:
+    except _TYPED:
         raise
+    except MemoryError as error:
+        raise ProtocolError(
+            "no_memory", "an object that is too large", hint="maxmsgsize limits it"
+        ) from error
     except RecursionError as error:
         raise malformed("an object that is nested too deep") from error
-    except _FAILURES as error:
-        raise malformed(f"no object: {error!r:.200}") from error
+    except Exception as error:
+        # any: a key of a dict has the `__hash__` of its class, and numpy and torch raise what they like
+        raise malformed(f"no object: {caused(error)}") from error
 
 
 # --- extensions --------------------------------------------------------------------------------
@@ -156,11 +157,23 @@ def _timedelta(message: _Message, payload: memoryview) -> timedelta:
 
 def _uuid(message: _Message, payload: memoryview) -> UUID:
     octets, safe = message.items(payload)
+    if type(octets) is not bytes:
+        raise malformed("a UUID without bytes")
     return UUID(bytes=octets, is_safe=SafeUUID(safe))
 
 
+def _range(message: _Message, payload: memoryview) -> range:
+    start, stop, step = message.items(payload)
+    return range(start, stop, step)
+
+
+def _slice(message: _Message, payload: memoryview) -> slice:
+    start, stop, step = message.items(payload)
+    return slice(start, stop, step)
+
+
 def _object(message: _Message, payload: memoryview) -> Any:
-    return reduced.put_together(message.items(payload), message.allowed())
+    return reduced.made_of(message.items(payload), message.allowed())
 
 
 _READERS: Final[dict[int, Callable[[_Message, memoryview], Any]]] = {
@@ -179,8 +192,8 @@ _READERS: Final[dict[int, Callable[[_Message, memoryview], Any]]] = {
     form.ZONE: lambda message, payload: ZoneInfo(str(payload, "ascii")),
     form.DECIMAL: lambda message, payload: Decimal(str(payload, "ascii")),
     form.UUID: _uuid,
-    form.RANGE: lambda message, payload: range(*message.items(payload)),
-    form.SLICE: lambda message, payload: slice(*message.items(payload)),
+    form.RANGE: _range,
+    form.SLICE: _slice,
     form.BUFFER: _buffer,
     form.TENSOR: _tensor,
     form.CLASS: lambda message, payload: reduced.find_class(message.items(payload), message.allowed()),

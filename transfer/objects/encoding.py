@@ -154,7 +154,7 @@ def _long(message: _Message, value: Any, mutable: bool) -> Ext:
 
 
 def _tensor(message: _Message, value: Any, depth: int) -> Ext:
-    described, buffer = tensor.taken_apart(value)
+    described, buffer = tensor.header_and_buffer(value)
     message.add(buffer, memoryview(buffer).nbytes)
     return Ext(form.TENSOR, described)
 
@@ -193,7 +193,7 @@ def _class(message: _Message, value: type, depth: int) -> Ext:
 
 
 def _object(message: _Message, value: Any, depth: int) -> Ext:
-    return Ext(form.OBJECT, _pack(message.convert_all(reduced.taken_apart(value, message.allowed()), depth)))
+    return Ext(form.OBJECT, _pack(message.convert_all(reduced.parts_of(value, message.allowed()), depth)))
 
 
 _KNOWN: Final[dict[type, Any]] = {

@@ -58,9 +58,26 @@ SLICE: Final = 21  # the same
 BUFFER_HEAD: Final = struct.Struct("<BQ")
 PAIR: Final = struct.Struct("<dd")
 
+#: characters that an error shows of what a peer chose
+_SHOWN: Final = 200
+
 
 def malformed(why: str) -> ProtocolError:
     """The error for bytes that are no object."""
     return ProtocolError(
         "object", why, hint="the connection goes on; the sender has to call send_pyobj of this package"
     )
+
+
+def quoted(text: str) -> str:
+    """A peer's text for an error: without line breaks, and cut off."""
+    return f"{text[:_SHOWN]!r:.{_SHOWN}}"
+
+
+def caused(error: BaseException) -> str:
+    """What an error says, for another one: its text may be a peer's, and may itself raise."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - it shows a value whose class raises
+        return type(error).__name__
+    return f"{type(error).__name__}({quoted(text)})"

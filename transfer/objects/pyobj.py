@@ -44,5 +44,8 @@ def loads(data: Any) -> Any:
 
 
 def may_be_object(data: bytes) -> bool:
-    """Whether bytes begin as those of `dumps`, and end so. Nothing is read for this."""
-    return data.startswith(MAGIC) or (data.startswith(_PICKLE) and data.endswith(b"."))
+    """Whether `loads` may return an object of these bytes: they begin as the codec's, or begin and end as a
+    pickle that is allowed. They are not decoded for this."""
+    if data.startswith(MAGIC):
+        return True
+    return data.startswith(_PICKLE) and data.endswith(b".") and pickle_allowed()

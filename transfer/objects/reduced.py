@@ -7,12 +7,13 @@ call what it made and change classes. Here each object is a class by name and va
 from __future__ import annotations
 
 import copyreg
+from enum import Enum
 from types import MemberDescriptorType
 from typing import Any, Final
 
 from transfer.objects.allow_list import AllowList
-from transfer.objects.format import malformed
-from transfer.transports.errors import PickleRefused, TransferError
+from transfer.objects.format import caused, malformed, quoted
+from transfer.transports.errors import MissingLibrary, PickleRefused, ProtocolError
 
 #: protocol 5 would add nothing but buffers out of band
 _PROTOCOL: Final = 4
@@ -24,13 +25,13 @@ _new: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 _new_with_names: Any = copyreg.__newobj_ex__  # type: ignore[attr-defined]
 
 
-def taken_apart(value: Any, allowed: AllowList) -> list[Any]:
+def parts_of(value: Any, allowed: AllowList) -> list[Any]:
     """Returns [module, qualified name, how, args, kwargs, state, items of a list, pairs of a dict].
 
     Raises PickleRefused unless the allow list has its class, and what makes it is an allowed class.
     """
     kind = type(value)
-    allowed.check(kind.__module__, kind.__qualname__)
+    allowed.check(kind)
     reduce = copyreg.dispatch_table.get(kind)
     try:
         reduced = value.__reduce_ex__(_PROTOCOL) if reduce is None else reduce(value)
@@ -50,7 +51,7 @@ def taken_apart(value: Any, allowed: AllowList) -> list[Any]:
         how = _CALL
     if not isinstance(maker, type):
         raise _by_function(kind, getattr(maker, "__qualname__", repr(maker)))
-    allowed.find(maker.__module__, maker.__qualname__, maker)
+    allowed.verify(maker)
     return [
         maker.__module__,
         maker.__qualname__,
@@ -72,7 +73,7 @@ def _by_function(kind: type, what: str) -> PickleRefused:
 
 def class_name(kind: type, allowed: AllowList) -> list[str]:
     """Returns [module, qualified name] of a class that is a value. Raises PickleRefused."""
-    allowed.find(kind.__module__, kind.__qualname__, kind)
+    allowed.verify(kind)
     return [kind.__module__, kind.__qualname__]
 
 
@@ -83,17 +84,21 @@ def find_class(parts: list[Any], allowed: AllowList) -> type:
     return allowed.find(*parts)
 
 
-def put_together(parts: list[Any], allowed: AllowList) -> Any:
+def made_of(parts: list[Any], allowed: AllowList) -> Any:
     """Makes the object of these parts. Raises PickleRefused, and ProtocolError for parts of another form, and
     with the cause if its class raises."""
     if len(parts) != _PARTS:
         raise malformed("an object of other parts")
     kind = find_class(parts[:2], allowed)
     how, args, names, state, items, pairs = parts[2:]
-    if how not in (_NEW, _CALL) or type(args) is not list or type(names) not in (dict, type(None)):
-        raise malformed(f"an object of {kind.__qualname__} with other arguments")
+    _check_arguments(kind, how, args, names)
+    if issubclass(kind, Enum) and (
+        how != _CALL or len(args) != 1 or any(part is not None for part in parts[4:])
+    ):
+        # more arguments make a new class, and a state would change the member that all share
+        raise malformed(f"a member of {kind.__qualname__} by more than its value")
     try:
-        made = kind.__new__(kind, *args, **names or {}) if how == _NEW else kind(*args, **names or {})
+        made = kind.__new__(kind, *args, **names or {}) if how == _NEW else kind(*args)
         if items is not None:
             made.extend(_list(items))
         if pairs is not None:
@@ -102,11 +107,23 @@ def put_together(parts: list[Any], allowed: AllowList) -> Any:
                 made[key] = value
         if state is not None:
             _set_state(made, state)
-    except TransferError:
+    except (ProtocolError, MissingLibrary, MemoryError):
         raise
     except Exception as error:
-        raise malformed(f"{kind.__qualname__} accepts other values: {error!r:.200}") from error
+        raise malformed(f"{kind.__qualname__} accepts other values: {caused(error)}") from error
     return made
+
+
+def _check_arguments(kind: type, how: Any, args: Any, names: Any) -> None:
+    """Raises ProtocolError unless `parts_of` writes such ones: names only for `__new__`."""
+    named = type(names) is dict and how == _NEW
+    if (
+        type(how) is not int
+        or how not in (_NEW, _CALL)
+        or type(args) is not list
+        or not (named or names is None)
+    ):
+        raise malformed(f"an object of {kind.__qualname__} with other arguments")
 
 
 def _list(given: Any) -> list[Any]:
@@ -130,7 +147,7 @@ def _set_state(made: Any, state: Any) -> None:
     for name, value in (slots or {}).items():
         slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if not isinstance(slot, MemberDescriptorType):
-            raise malformed(f"{kind.__qualname__} has no slot {name}")
+            raise malformed(f"{kind.__qualname__} has no slot {quoted(name)}")
         slot.__set__(made, value)
 
 

@@ -36,7 +36,7 @@ def _is_of_numpy(numpy: Any, kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("numpy", "ml_dtypes")
 
 
-def taken_apart(value: Any) -> tuple[bytes, Any]:
+def header_and_buffer(value: Any) -> tuple[bytes, Any]:
     """Returns (kind and header, buffer). Raises NotATensor, ArgumentError."""
     _, header, buffer = export(value)
     return bytes((_kind_of(value),)) + header, buffer

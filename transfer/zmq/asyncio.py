@@ -103,6 +103,8 @@ class Socket(Front):
                 return future
         return self._transfer_receive(lambda: self._transfer_socket.recv(DONTWAIT, copy), flags)
 
+    _transfer_recv = recv
+
     @overload
     def recv_multipart(
         self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self
 
 from transfer.constants import SNDMORE
+from transfer.objects.pyobj import loads
 from transfer.sockets.attributes import no_such
 from transfer.zmq import socket as plain
 from transfer.zmq.constants import PollEvent, SocketOption
@@ -147,6 +148,15 @@ class DerivedSocket(Serialising, Generic[plain.Kind], metaclass=SocketMetaclass)
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         return self._transfer_socket.recv(flags, copy, track)
+
+    #: of asyncio's sockets: theirs
+    _transfer_recv = recv
+
+    def recv_pyobj(self, flags: int = 0) -> Any:
+        """Receives an object; by the class's own `recv`, which need not take `copy`, if it has one."""
+        if self.recv == self._transfer_recv:
+            return super().recv_pyobj(flags)
+        return self._deserialize(self.recv(flags), loads)
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Any:
         """Waits by the Poller of the class, if it has one: that of zmq.green lets other greenlets run."""
