@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import os
 import pickle
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import PurePosixPath
 
@@ -364,3 +366,44 @@ def test_pickle_where_it_is_allowed(allow, monkeypatch):
     monkeypatch.setenv("MOONCAKE_ALLOW_PICKLE", "1")
     assert loads(encoded) == Message("a")  # of a peer that does not pickle
     assert os.environ["TRANSFER_PICKLE_ALLOW"] == ""
+
+
+SPAWNED = """
+import dataclasses
+import multiprocessing
+
+from transfer.objects.pyobj import dumps, loads
+
+@dataclasses.dataclass
+class Job:
+    number: int
+
+def child(pipe):
+    job = loads(pipe.recv_bytes())
+    pipe.send_bytes(dumps(Job(job.number + 1)))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=child, args=(there,))
+    process.start()
+    here.send_bytes(dumps(Job(1)))
+    assert here.poll(20)
+    print(loads(here.recv_bytes()))
+    process.join(20)
+"""
+
+
+def test_classes_of_the_program_in_a_spawned_process(tmp_path):
+    """There the program is the module `__mp_main__`."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "TRANSFER_PICKLE_ALLOW": "__main__.Job"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.stdout == "Job(number=2)\n", done.stderr

@@ -79,6 +79,7 @@ def test_the_environments_own_start_file_runs(program, tmp_path):
     ("arguments", "text"),
     [
         (["no-such-program"], "there is no program 'no-such-program'"),
+        (["--transprot", "tcp", "program.py"], "no such option: --transprot"),
         (["--transport", "pigeon", "program.py"], "MC_RPC_PROTOCOL"),
         (["--policy", "maybe", "program.py"], "MC_RPC_POLICY"),
         ([], "Missing argument"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import subprocess
+import sys
 
 import pytest
+
+from tests.ports import free_port
 
 from .conftest import PATIENCE, keeping
 
@@ -362,3 +366,40 @@ def test_monitors(zmq, aio, run):
         watch.close(0)
 
     run(program)
+
+
+PENDING = """
+import asyncio, {zmq} as zmq, {zmq}.asyncio as aio
+
+context = aio.Context()
+loop = asyncio.new_event_loop()
+
+async def client():
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect("tcp://127.0.0.1:{port}")
+    await dealer.send(b"nobody is there")
+    task = loop.create_task(asyncio.wait_for(dealer.recv(), 20))
+    await asyncio.sleep(0.1)
+    return dealer, task
+
+dealer, task = loop.run_until_complete(client())
+loop.close()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["dealer.close(0); context.term(); print('end')", "dealer.linger = 100; print('end')"]
+)
+def test_a_program_ends_with_a_pending_receive(zmq, end):
+    """Its loop is closed: nothing can be cancelled there."""
+    program = PENDING.format(port=free_port(), end=end, zmq=zmq.__name__)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert "Event loop is closed" not in done.stderr

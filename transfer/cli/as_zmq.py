@@ -29,6 +29,8 @@ def run(program: Sequence[str], transport: str | None, policy: str | None) -> No
     config.load(environ)  # a wrong value is this command's error
     folders = [str(Path(startup.__file__).parent), environ.get("PYTHONPATH", "")]
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, _needed_for_transfer()]))
+    if program[0][:1] == "-" and program[0] not in _FOR_PYTHON:
+        raise UsageError(f"no such option: {program[0]}", hint="`transfer as-zmq --help` shows them")
     command = [sys.executable, *program] if _is_python(program[0]) else list(program)
     found = shutil.which(command[0])
     if found is None:

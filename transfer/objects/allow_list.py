@@ -28,8 +28,8 @@ class AllowList:
 
     def check(self, kind: type) -> None:
         """Raises PickleRefused unless this class, of an object to send, is allowed."""
-        full = f"{kind.__module__}.{kind.__qualname__}"
-        if not self._has(kind.__module__, kind.__qualname__):
+        full = f"{module_of(kind)}.{kind.__qualname__}"
+        if not self._has(module_of(kind), kind.__qualname__):
             raise PickleRefused(
                 f"objects of the class {full} are not allowed",
                 hint=f"TRANSFER_PICKLE_ALLOW={full} at both ends allows them; only for classes you trust",
@@ -41,7 +41,7 @@ class AllowList:
     def verify(self, kind: type) -> None:
         """Raises PickleRefused unless this class is allowed, and is found by its name."""
         self.check(kind)
-        self._found(kind.__module__, kind.__qualname__, kind)
+        self._found(module_of(kind), kind.__qualname__, kind)
 
     def find(self, module: str, name: str) -> type:
         """Returns the class that a peer names, if it is allowed; imports its module. Raises PickleRefused."""
@@ -71,6 +71,11 @@ class AllowList:
         return found
 
 
+def module_of(kind: type) -> str:
+    """The name of a class's module. In a process that multiprocessing spawned, the program has another one."""
+    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+
+
 def _defined(owner: Any, module: str, name: str) -> type | None:
     """Returns the class that the module `owner` itself defines by this qualified name, or None."""
     found: Any = owner
@@ -79,7 +84,7 @@ def _defined(owner: Any, module: str, name: str) -> type | None:
         found = None if found is None else vars(found).get(part)
         if not isinstance(found, type):
             return None
-    if issubclass(found, type) or (found.__module__, found.__qualname__) != (module, name):
+    if issubclass(found, type) or (module_of(found), found.__qualname__) != (module, name):
         return None
     kind: type = found
     return kind

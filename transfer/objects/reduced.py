@@ -11,7 +11,7 @@ from enum import Enum
 from types import MemberDescriptorType
 from typing import Any, Final
 
-from transfer.objects.allow_list import AllowList
+from transfer.objects.allow_list import AllowList, module_of
 from transfer.objects.format import caused, malformed, quoted
 from transfer.transports.errors import MissingLibrary, PickleRefused, ProtocolError
 
@@ -53,7 +53,7 @@ def parts_of(value: Any, allowed: AllowList) -> list[Any]:
         raise _by_function(kind, getattr(maker, "__qualname__", repr(maker)))
     allowed.verify(maker)
     return [
-        maker.__module__,
+        module_of(maker),
         maker.__qualname__,
         how,
         list(args),
@@ -74,7 +74,7 @@ def _by_function(kind: type, what: str) -> PickleRefused:
 def class_name(kind: type, allowed: AllowList) -> list[str]:
     """Returns [module, qualified name] of a class that is a value. Raises PickleRefused."""
     allowed.verify(kind)
-    return [kind.__module__, kind.__qualname__]
+    return [module_of(kind), kind.__qualname__]
 
 
 def find_class(parts: list[Any], allowed: AllowList) -> type:
