@@ -72,7 +72,7 @@ class AllowList:
 
 
 def module_of(kind: type) -> str:
-    """The name of a class's module. In a process that multiprocessing spawned, the program has another one."""
+    """The name of the module of a class. In a spawned process the program has another one."""
     return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
 
 
