@@ -80,6 +80,12 @@ def test_two_connections_have_different_bindings(native):
     assert len(found) == 2
 
 
+def test_a_key_is_bytes(native, ends):
+    """bytes(32) would be one that everyone knows."""
+    client, server = channels(native, ends, key=(IDENTITY, bytes(32)), finds=lambda identity: 32)
+    assert isinstance(outcome(client, server), OSError)
+
+
 def no_key(identity):
     raise KeyError(identity)
 

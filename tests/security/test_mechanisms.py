@@ -41,11 +41,13 @@ def curve(**changed: Any) -> tuple[Mechanism, Mechanism]:
     )
 
 
-def shaken(mechanism: Mechanism, *, connecting: bool, binding: bytes = BINDING, **changed: Any) -> Handshake:
+def shaken(
+    mechanism: Mechanism, *, connecting: bool, binding: bytes = BINDING, admits: Any = None, **changed: Any
+) -> Handshake:
     keys = CurveKeys(mechanism) if mechanism.encrypts else None
     made = Handshake(
         make_hello(SocketType.PUSH if connecting else SocketType.PULL, **changed),
-        connecting=connecting, mechanism=mechanism, keys=keys, address="10.0.0.1",
+        connecting=connecting, mechanism=mechanism, keys=keys, address="10.0.0.1", admits=admits,
     )  # fmt: skip
     if keys is not None:
         made.secured(binding, authenticated=False)
@@ -106,6 +108,30 @@ def test_both_agree(mechanism):
         assert [(question.mechanism, question.address) for question in asked] == [(server.name, "10.0.0.1")]
         assert one.outcome.authenticated is (mechanism != "null")
         assert other.outcome.authenticated is (mechanism == "curve")
+
+
+def test_without_a_verdict_a_client_of_curve_has_not_authenticated():
+    for one, other in both(*curve()):
+        run(one, other, None)
+        assert not one.outcome.authenticated and other.outcome.authenticated
+
+
+@pytest.mark.parametrize("mechanism", ["null", "plain", "curve"])
+@pytest.mark.parametrize("verdict", [ACCEPTED, REFUSED])
+def test_who_is_connected_is_not_for_unauthenticated_peers(mechanism, verdict):
+    """The place may be taken, but only a peer that is approved learns that."""
+
+    def taken(agreement):
+        raise HandshakeError("identity", "another socket has this identity")
+
+    server, client = {
+        "null": (NULL_ASKS, Mechanism()),
+        "plain": (PLAIN_SERVER, PLAIN_CLIENT),
+        "curve": curve(),
+    }[mechanism]
+    one, other = shaken(server, connecting=False, admits=taken), shaken(client, connecting=True)
+    run(one, other, verdict)
+    assert reasons(one, other) == ["identity" if verdict is ACCEPTED else "denied_400"] * 2
 
 
 @pytest.mark.parametrize("mechanism", ["null", "plain", "curve"])

@@ -281,11 +281,22 @@ def test_messages_of_a_closed_socket_are_for_the_server_only(zmq, ours, ctx, key
 
 @BOTH
 def test_peers_are_authenticated_whatever_carries_the_data(zmq, ours, ctx, meet, keys, local):
+    with Handler(zmq, ctx):
+        server, client = meet(keys.server, keys.client)
+        assert delivers(server, client)
+        if ours:
+            [peer] = server.peers()
+            assert peer.authenticated and peer.encrypted is (peer.transport == "tcp")
+
+
+@BOTH
+def test_a_public_key_alone_does_not_authenticate(ours, meet, keys, local):
+    if not ours:
+        pytest.skip("pyzmq does not list peers")
     server, client = meet(keys.server, keys.client)
     assert delivers(server, client)
-    if ours:
-        [peer] = server.peers()
-        assert peer.authenticated and peer.encrypted is (peer.transport == "tcp")
+    [peer], [other] = server.peers(), client.peers()
+    assert not peer.authenticated and other.authenticated and peer.transport == "tcp"
 
 
 def test_many_clients_of_one_listener(zmq, ctx, keys):
@@ -419,7 +430,7 @@ def test_the_last_option_chooses_the_mechanism(zmq, ctx, keys):
         assert sock.getsockopt(zmq.CURVE_SERVER) == 1
         sock.curve_serverkey = keys.public
         assert sock.curve_server == 0
-        sock.curve_server = 0
+        sock.plain_server = sock.curve_server = 0
         assert sock.mechanism == zmq.NULL
 
 

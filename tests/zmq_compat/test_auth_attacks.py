@@ -21,6 +21,7 @@ from transfer.transports.address import Address
 from transfer.transports.core import pure
 from transfer.transports.core.wire import HEADER, MAGIC, VERSION, SocketType
 from transfer.transports.errors import NotSupported, SecurityError
+from transfer.transports.handshake import exchange
 from transfer.transports.handshake.hello import encode
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.security.settings import Security
@@ -291,14 +292,99 @@ def test_an_authenticator_that_ends_with_the_question(ctx, options):
         push = connected(ctx, pull, client)
         push.send(b"x")
         assert handler.poll(5000)
-    if "zap_domain" in server or "curve_server" in server:
-        assert pull.recv() == b"x"  # at the next try there is none to ask
-    else:
-        assert not pull.poll(QUIET)
+    assert not pull.poll(QUIET)  # at the next try there is none to ask, either
     with Handler(zmq, ctx):
         other = connected(ctx, pull, client)
         other.send(b"y")
         assert pull.recv() in (b"x", b"y")
+
+
+def test_an_authenticator_that_has_ended_lets_no_one_in(ctx, options):
+    """Although it was never asked."""
+    server, client = options
+    with Handler(zmq, ctx):
+        pass
+    pull = listening(ctx, server)
+    connected(ctx, pull, client).send(b"x")
+    assert not pull.poll(QUIET)
+    with Handler(zmq, ctx):
+        assert pull.recv() == b"x"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_without_an_authenticator_no_other_machine_gets_in(caplog, host, allowed):
+    for mechanism in ("CURVE", "NULL"):
+        server, client = MECHANISMS[mechanism]
+        token = "137dc6fd7764291e151bed2a85c14358" if mechanism == "NULL" else ""
+        context = secured(Security(token=token, unauthenticated=allowed))
+        try:
+            pull = made(context, zmq.PULL, server)
+            port = pull.bind_to_random_port(f"tcp://{host}")
+            push = made(context, zmq.PUSH, client)
+            push.connect(f"tcp://127.0.0.1:{port}")
+            push.send(b"x")
+            if allowed or host == "127.0.0.1":
+                assert pull.recv() == b"x"
+            else:
+                until(lambda: "start one in this context" in caplog.text, "the warning")
+                assert not pull.poll(QUIET)
+                with Handler(zmq, context):
+                    assert pull.recv() == b"x"
+        finally:
+            context.destroy(0)
+        caplog.clear()
+
+
+def test_refusals_are_logged_once(ctx, caplog):
+    with Handler(zmq, ctx, refuse) as handler:
+        pull = listening(ctx, {"plain_server": 1})
+        connected(ctx, pull, PLAIN, reconnect_ivl=10).send(b"x")
+        until(lambda: len(handler.asked) > 2, "several attempts")
+    mine = [record.message for record in caplog.records if record.message.startswith("PULL")]
+    assert len([text for text in mine if "denied_400" in text and "the authenticator: no" in text]) == 1
+
+
+def said_at_once(ctx, peer, then):
+    """Sends a hello, and calls `then`, before the reactor sees any of it."""
+    reached, go = threading.Event(), threading.Event()
+    ctx.reactor.call_soon(lambda: (reached.set(), go.wait(5)))
+    assert reached.wait(5)
+    peer.sendall(encode(make_hello(SocketType.PUSH)))
+    then()
+    go.set()
+
+
+def test_a_peer_that_has_left_is_not_asked_about(ctx):
+    with ctx.socket(zmq.ROUTER) as handler:
+        handler.bind(ADDRESS)
+        pull = listening(ctx, {"zap_domain": b"global"}, handshake_ivl=60_000)
+        with raw(pull) as peer:
+            until(lambda: unfinished(pull), "the connection")
+            said_at_once(ctx, peer, lambda: peer.shutdown(socket.SHUT_WR))
+            until(lambda: not unfinished(pull), "the end of the handshake")
+        assert not handler.poll(QUIET)
+
+
+def test_bytes_behind_the_question_do_not_wake_the_reactor(ctx, monkeypatch):
+    """Where the system has no edge-triggered readiness."""
+    calls = []
+    ready = exchange.Exchange._ready
+
+    def counted(self, events):
+        calls.append(events)
+        ready(self, events)
+
+    monkeypatch.setattr(exchange, "EDGE", 0)
+    monkeypatch.setattr(exchange.Exchange, "_ready", counted)
+    with ctx.socket(zmq.ROUTER) as handler:
+        handler.bind(ADDRESS)
+        pull = listening(ctx, {"zap_domain": b"global"})
+        with raw(pull) as peer:
+            peer.sendall(encode(make_hello(SocketType.PUSH)) + b"more")
+            assert handler.poll(5000)
+            assert not pull.poll(QUIET)
+            assert len(calls) < 100
 
 
 def test_an_authenticator_that_comes_later(ctx):
@@ -402,6 +488,29 @@ def test_mixed_and_incomplete_settings(ctx, settings, call):
     assert SECRET.decode() not in str(caught.value) and "a-secret" not in str(caught.value)
     for name in ("plain_server", "curve_server"):
         setattr(sock, name, 0)  # takes them back
+
+
+def test_the_hint_leads_to_an_encrypted_socket(ctx):
+    for settings, back in ((CURVE, "plain_server"), (CURVE_SERVER, "plain_server"), (PLAIN, "curve_server")):
+        for order in ({**PLAIN, **settings}, {**settings, **PLAIN}):
+            if settings is PLAIN:
+                order = {**order, "curve_serverkey": PUBLIC}
+            pull = made(ctx, zmq.PULL, order)
+            with pytest.raises(SecurityError, match="PLAIN_SERVER = 0 or CURVE_SERVER = 0"):
+                pull.bind("tcp://127.0.0.1:*")
+            setattr(pull, back, 0)
+            pull.bind("tcp://127.0.0.1:*")
+            assert pull.mechanism == (zmq.PLAIN if settings is PLAIN else zmq.CURVE)
+            assert pull.curve_server == (settings is CURVE_SERVER)
+
+
+@pytest.mark.parametrize("settings", [CURVE, CURVE_SERVER])
+def test_keys_without_curve_are_an_error(ctx, settings):
+    sock = made(ctx, zmq.PULL, settings)
+    sock.curve_server = False
+    for call in (sock.bind, sock.connect):
+        with pytest.raises(SecurityError, match="nothing is encrypted"):
+            call("tcp://127.0.0.1:5999")
 
 
 def test_which_endpoints_other_machines_may_reach(ctx):
@@ -508,7 +617,10 @@ def test_no_log_or_text_has_a_secret(ctx, caplog):
                 push.send(b"x")
                 pull.poll(QUIET)
                 texts += [repr(each) for each in (pull, push, ctx, pull._links.state.endpoints[0].error)]
-                texts += [str(ctx.dump()), *(repr(ctx._transfer_mechanism(each)) for each in (pull, push))]
+                texts += [
+                    str(ctx.dump()),
+                    *(repr(ctx._transfer_mechanism(each, Address("tcp"))) for each in (pull, push)),
+                ]
                 texts += [repr(peer) for peer in (*pull.peers(), *push.peers())]
                 pull.close(), push.close()
     for text in (*texts, caplog.text):

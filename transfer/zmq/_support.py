@@ -34,7 +34,7 @@ def _group(where: str, verdict: SupportVerdict, reason: str, names: str) -> Supp
 
 
 _NO_LIBZMQ = "there is no libzmq behind this, so there is no address to hand out"
-_PYZMQS = "pyzmq's module, which runs over these sockets by `as_zmq`"
+_PYZMQS = "pyzmq's module: it runs over these sockets by `as_zmq` where pyzmq is installed"
 _DRAFT = "for libzmq's draft socket types, which do not exist here"
 _OBJECTS = (
     "by msgspec instead of pickle: plain types, arrays, tensors, and classes of TRANSFER_PICKLE_ALLOW; "
@@ -71,7 +71,10 @@ GROUPS: tuple[SupportGroup, ...] = (
     ),
     _group("zmq", SupportVerdict.DIFFERS, "False: there are no draft sockets", "DRAFT_API PYZMQ_DRAFT_API"),
     _group(
-        "zmq", SupportVerdict.DIFFERS, 'True for "ipc", and for "curve" where the core is compiled', "has"
+        "zmq",
+        SupportVerdict.DIFFERS,
+        'True for "ipc", and for "curve" with the compiled core and an OpenSSL with PSK',
+        "has",
     ),
     _group(
         "zmq", SupportVerdict.DIFFERS, "always 0: errors are exceptions, and carry their number", "zmq_errno"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports import core
 from transfer.transports.errors import ArgumentError, NotSupported, OptionError, SecurityError
 from transfer.transports.handshake.curve import BASE_POINT
+from transfer.transports.inproc import SCHEME
 from transfer.transports.security.mechanism import CURVE, KEY, NO_MECHANISM, NULL, PLAIN, Mechanism
 from transfer.zmq import zap
 from transfer.zmq.constants import SecurityMechanism
 from transfer.zmq.utils import z85
 
 if TYPE_CHECKING:
+    from transfer.transports.address import Address
     from transfer.zmq.socket import Socket
 
 __all__ = ["curve_keypair", "curve_public"]
@@ -43,7 +44,7 @@ def curve_public(secret_key: str | bytes) -> bytes:
 
 
 def has_curve() -> bool:
-    """Whether this process can use CURVE: the compiled core can, with most builds of OpenSSL."""
+    """Whether this process can use CURVE: by the compiled core, with an OpenSSL that has PSK."""
     try:
         core.TlsContext(server=True, keyed=True)
     except NotSupported:
@@ -58,18 +59,12 @@ class MechanismOption:
         self._name = name
 
     def __get__(self, sock: Any, owner: type | None = None) -> Any:
-        return self if sock is None else getattr(_options_of(sock), self._name)
+        return self if sock is None else getattr(sock.__dict__.get("_mechanisms", _NONE), self._name)
 
     def __set__(self, sock: Any, value: Any) -> None:
         sock._check_open()
-        getattr(_options_of(sock), f"set_{self._name}")(value)
-
-
-def _options_of(sock: Any) -> MechanismOptions:
-    found: MechanismOptions = sock.__dict__.setdefault("_mechanisms", _NONE)
-    if found is _NONE:
-        found = sock.__dict__["_mechanisms"] = MechanismOptions()
-    return found
+        options = sock.__dict__.setdefault("_mechanisms", MechanismOptions())
+        getattr(options, f"set_{self._name}")(value)
 
 
 class MechanismOptions:
@@ -78,11 +73,14 @@ class MechanismOptions:
 
     def __init__(self) -> None:
         self._name = NULL
-        self._server = False
-        self._set: set[str] = set()  # the mechanisms of which options are set
+        self._set: dict[str, bool] = {}  # the mechanisms of which options are set; True: as a server
         self._secret = self._public = self._server_key = b""
         self.plain_username = self.plain_password = self.zap_domain = b""
         self.zap_enforce_domain = 0
+
+    @property
+    def _server(self) -> bool:
+        return self._set.get(self._name, False)
 
     # -- what `get` returns
 
@@ -140,13 +138,13 @@ class MechanismOptions:
         if value:
             self._choose(name, server=True)
         else:
-            self._set.discard(name)
-            self._name, self._server = NULL, False
+            self._set.pop(name, None)
+            if self._name == name:
+                self._name = next(iter(self._set), NULL)
 
     def _choose(self, name: str, server: bool | None = None) -> None:
-        self._set.add(name)
+        self._set[name] = self._set.get(name, False) if server is None else server
         self._name = name
-        self._server = self._server if server is None else server
 
     # -- for an endpoint
 
@@ -157,6 +155,11 @@ class MechanismOptions:
             raise SecurityError(
                 "options of PLAIN and of CURVE are set, and an endpoint has one mechanism",
                 hint="PLAIN_SERVER = 0 or CURVE_SERVER = 0 takes those of one back",
+            )
+        if self._name == NULL and (self._secret or self._public or self._server_key):
+            raise SecurityError(
+                "keys of CURVE are set, but curve_server = False has turned CURVE off: nothing is encrypted",
+                hint="set curve_server before the keys, or use a new socket without keys",
             )
         asks = None
         if self._server or (self._name == NULL and self.zap_domain):
@@ -193,7 +196,7 @@ class MechanismOptions:
             hint = "set curve_serverkey, or curve_server = True at a server"
             raise SecurityError("a client of CURVE needs the server's public key", hint=hint)
         public = sock.context.core.x25519(self._secret, BASE_POINT)
-        if self._public and not hmac.compare_digest(public, self._public):
+        if self._public and public != self._public:
             raise SecurityError("curve_publickey is not that of curve_secretkey")
 
 
@@ -201,10 +204,13 @@ class MechanismOptions:
 _NONE = MechanismOptions()
 
 
-def mechanism_of(sock: Socket[Any]) -> Mechanism:
+def mechanism_of(sock: Socket[Any], address: Address) -> Mechanism:
     """The mechanism of the socket's next endpoint. Raises SecurityError, NotSupported."""
+    if address.scheme == SCHEME:  # within the program there is none
+        return NO_MECHANISM
     options: MechanismOptions = sock.__dict__.get("_mechanisms", _NONE)
     chosen = options.chosen(sock)
+    # Before the first message, which may arrive while `bind` runs.
     sock._keeps_properties = sock._keeps_properties or chosen.approves
     return chosen
 

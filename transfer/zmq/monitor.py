@@ -71,7 +71,7 @@ class MonitorPump:
                 bound = self._is_bound(event.endpoint)
                 for bit in _translate(event, bound):
                     # A status of the authenticator; other events have no value here.
-                    value = int(event.reason[-3:]) if bit == Event.HANDSHAKE_FAILED_AUTH else 0
+                    value = DENIED[event.reason] if bit == Event.HANDSHAKE_FAILED_AUTH else 0
                     self._carry(bit, event.endpoint, value)
             self._carry(Event.MONITOR_STOPPED, "")
         except Closed:

@@ -34,7 +34,7 @@ from transfer.transports.errors import (
     TransferError,
     UsageError,
 )
-from transfer.zmq import endpoints
+from transfer.zmq import endpoints, zap
 from transfer.zmq.byte_limit import ByteLimit
 from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
 from transfer.zmq.endpoints import Base, Bound
@@ -169,7 +169,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         """Binds. Raises ZMQError; `last_endpoint` has the real port."""
         self._check_meets(addr)
         try:
-            return Bound(self, "bind", super().bind(addr).addr)
+            return Bound(self, "bind", zap.bound(self.context.reactor, super().bind(addr).addr))
         except TransferError as error:
             known = self._closed_error() if isinstance(error, Closed) else error
             raise endpoints.bad_endpoint(known, endpoint_text(addr)) from error.__cause__

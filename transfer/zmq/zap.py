@@ -7,6 +7,7 @@ reactor's thread; any thread may end it.
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,17 +28,27 @@ _PARTS = 7
 #: bytes of a reply's metadata, and of all of its parts
 _MOST = 64 * 1024
 _LENGTH = struct.Struct(">I")
+#: of the contexts that have had an authenticator: an end of it does not let everyone in
+_known: weakref.WeakSet[Reactor] = weakref.WeakSet()
+
+
+def bound(reactor: Reactor, endpoint: str) -> str:
+    """Returns the endpoint that a socket of this context has bound, which may be an authenticator."""
+    if endpoint == str(_ADDRESS):
+        _known.add(reactor)
+    return endpoint
 
 
 def ask(
     reactor: Reactor, domain: bytes, identity: bytes, question: Question, decided: OnVerdict
 ) -> Callable[[], object]:
-    """Asks, and returns what ends the question. decided: called once; with None where no socket is bound.
+    """Asks, and returns what ends the question. decided: called once; with None where no socket is bound, and
+    none ever was.
 
     identity: of the socket that asks.
     """
     if not names_of(reactor).find(_ADDRESS.path):
-        decided(None)
+        decided(_failed("it has ended; start it again") if reactor in _known else None)
         return lambda: None
     parts = (
         b"", _VERSION, _REQUEST, domain, question.address.encode(), identity, question.mechanism.encode(),

@@ -25,7 +25,7 @@ from transfer.transports.handshake.upgrade import Made, UpgradeFactory
 from transfer.transports.peercred import peer_host, same_user
 from transfer.transports.reactor import Reactor
 from transfer.transports.security.credentials import Credentials
-from transfer.transports.security.guard import check_listening, check_passwords, on_loopback
+from transfer.transports.security.guard import check_listening, check_passwords, is_loopback, on_loopback
 from transfer.transports.security.mechanism import NO_MECHANISM, PLAIN, Mechanism
 
 
@@ -187,12 +187,19 @@ class Owner:
             guarded=self.guarded,
             refusal=refusal,
             admits=None if connecting else self.admits,
-            mechanism=self.mechanism,
+            mechanism=self.mechanism if connecting else self._mechanism_at(address),
             keys=keys,
             address=peer_host(connection) if self.mechanism.approves else "",
         )
         begins = connecting if keys is None else keys.begins
         return Exchange(reactor, connection, handshake, peer, on_end, secure, begins=begins)
+
+    def _mechanism_at(self, address: Address) -> Mechanism:
+        """That of a bound endpoint. Where other machines can connect, it requires an authenticator."""
+        exposed = self.networked and not is_loopback(address.host)
+        if not exposed or self.credentials is None or self.credentials.security.unauthenticated:
+            return self.mechanism
+        return replace(self.mechanism, required=True)
 
     def _local_requirements(
         self, connection: socket.socket, user: int | None

@@ -111,7 +111,7 @@ class TlsChannel:
 
     def __init__(self, context: TlsContext, fd: int, server_name: str = "") -> None:
         if not context.server and not server_name:
-            raise InternalError("whose certificate is it to be?")
+            raise InternalError("TLS needs server_name= at a client")
         self.context = context
         self.done = False
         self._fd = fd

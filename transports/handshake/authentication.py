@@ -16,7 +16,16 @@ from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, C
 from transfer.transports.errors import HandshakeError, SecurityError
 from transfer.transports.handshake.curve import CurveKeys
 from transfer.transports.handshake.hello import Hello, refusal_of
-from transfer.transports.security.mechanism import CURVE, NULL, OK, PLAIN, Mechanism, Question, Verdict
+from transfer.transports.security.mechanism import (
+    CURVE,
+    NO_AUTHENTICATOR,
+    NULL,
+    OK,
+    PLAIN,
+    Mechanism,
+    Question,
+    Verdict,
+)
 
 #: bytes of a refusal, which may come instead
 _MAX = 4096
@@ -57,6 +66,14 @@ class Authentication:
         return not self._decides and not self._waits
 
     @property
+    def authenticates(self) -> bool:
+        """Whether the peer has authenticated. At a server an authenticator says so: without one, knowing
+        a public key is enough. A client knows its server by CURVE only; NULL approves an address."""
+        if self._mechanism.server:
+            return self.verdict is not None
+        return self._mechanism.encrypts
+
+    @property
     def wants(self) -> int:
         return 0 if self.done or self.question is not None else self._missing
 
@@ -88,7 +105,7 @@ class Authentication:
         """The authenticator's decision. None: there is no authenticator."""
         self.question = None
         if verdict is None and self._mechanism.required:
-            verdict = Verdict(500, "no authenticator is there to ask")
+            verdict = Verdict(500, NO_AUTHENTICATOR)
         self.verdict = verdict
         if verdict is not None and verdict.status != OK:
             text = "access is denied"

@@ -80,7 +80,7 @@ def permitted(offer: Offer, *, known: bool, loopback: bool) -> Offer:
 
 
 def encrypted(offer: Offer) -> Offer:
-    """The part of an offer that sends nothing unencrypted over a network."""
+    """The offer without transports that send over a network and do not encrypt."""
     lost = [name for name in offer.transports if name not in (LOCAL, BASE)]
     return replace(
         offer,

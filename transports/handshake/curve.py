@@ -13,11 +13,10 @@ pass as a client, since t is new.
 
 from __future__ import annotations
 
-import functools
 import hmac
 import os
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from transfer.transports.errors import HandshakeError
@@ -33,8 +32,8 @@ _IDENTITY = b"transfer-curve-1 "
 
 
 class CurveKeys:
-    """This side's keys for one connection. Raises SecurityError for keys that are none, NotSupported without
-    the compiled core."""
+    """This side's keys for one connection. Raises SecurityError for invalid keys, NotSupported without the
+    compiled core."""
 
     def __init__(self, mechanism: Mechanism) -> None:
         self._mechanism = mechanism
@@ -89,7 +88,7 @@ class CurveKeys:
         return client
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache(maxsize=8)
 def _context(core: Any, server: bool) -> Any:
     return core.TlsContext(server=server, keyed=True)
 

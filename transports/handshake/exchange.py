@@ -99,8 +99,6 @@ class Exchange:
                 self._read(events)
             except OSError as error:
                 self._broke(error)
-            except TransferError as error:  # the certificate cannot be used any more
-                self._handshake.fail("tls", str(error).partition("\n")[0])
             ended = self._ended()
         self._report(ended)
 
@@ -174,7 +172,11 @@ class Exchange:
     def _is_secured(self, secure: Secure) -> bool:
         """Whether TLS is established; the hello follows."""
         if self._channel is None:
-            self._channel = secure(self._fd)
+            try:
+                self._channel = secure(self._fd)
+            except TransferError as error:  # the certificate cannot be used any more
+                self._handshake.fail("tls", str(error).partition("\n")[0])
+                return False
         channel = self._channel
         if channel.done:
             return True
@@ -195,10 +197,14 @@ class Exchange:
         if asks is None:
             self._handshake.answer(None)
             return True
-        if self._withdraw is None:
-            self._withdraw = asks(question, self._decided)
-        elif events & (PEER_CLOSED | HANGUP | ERROR):
-            self._handshake.fail("truncated", "the peer closed while the authenticator was asked")
+        if events & (PEER_CLOSED | HANGUP | ERROR):
+            self._handshake.fail("truncated", "the peer closed before the authenticator had decided")
+        elif self._withdraw is None:
+            try:
+                self._withdraw = asks(question, self._decided)
+            except TransferError as error:
+                self._handshake.answer(Verdict(500, f"the authenticator cannot be asked: {error}"))
+                return True
         return False
 
     def _decided(self, verdict: Verdict | None) -> None:
@@ -237,7 +243,9 @@ class Exchange:
     def _wanted(self) -> int:
         begins = self._secure is not None and self._channel is None and self._begins
         writes = self._handshake.output or self._unsent or begins
-        return READABLE | PEER_CLOSED | EDGE | (WRITABLE if writes else 0)
+        # Nothing is read while the authenticator decides: without edges a byte would wake the loop endlessly.
+        reads = READABLE if self._handshake.question is None else 0
+        return reads | PEER_CLOSED | EDGE | (WRITABLE if writes else 0)
 
     def _ended(self) -> tuple[Agreement | HandshakeError, Made | None] | None:
         """The arguments for `on_end`, or None if the exchange goes on."""

@@ -122,15 +122,15 @@ class Handshake:
         self._keys, self._address = keys, address
         self._authentication: Authentication | None = None  # by a mechanism, between the two
         self._encrypted = self._authenticated = False
-        self._certificate = b""
+        self._binding = b""
         self._sent = b""  # our hello
         self._received = b""  # the peer's, so far
 
-    def secured(self, certificate: bytes, *, authenticated: bool) -> None:
-        """The connection is TLS. certificate: of the accepting side, DER, or what binds keyed TLS.
+    def secured(self, binding: bytes, *, authenticated: bool) -> None:
+        """The connection is TLS. binding: what proofs cover of it, as in `transcript`.
         authenticated: this side has checked the peer's certificate. Call it before `begin`."""
         self._encrypted, self._authenticated = True, authenticated
-        self._certificate = certificate
+        self._binding = binding
         if self._keys is not None and self.mechanism.server:
             self.local = replace(self.local, key=self._keys.ephemeral.hex())
         self.peeking = False  # a TLS peer always sends a hello
@@ -223,7 +223,8 @@ class Handshake:
     def _decide(self, remote: Hello) -> None:
         agreement = self._negotiate(remote)
         if not self.connecting:
-            if not self.local.proves:  # else unauthenticated peers would get our hello
+            if not (self.local.proves or self.local.approves):
+                # else an unauthenticated peer would learn which others are connected
                 self._check_admission(agreement)
             self._sent = encode(self.local)
             self.output += self._sent
@@ -239,7 +240,7 @@ class Handshake:
     @property
     def _conversation(self) -> bytes:
         hellos = (self._sent, self._received) if self.connecting else (self._received, self._sent)
-        return transcript(*hellos, self._certificate)
+        return transcript(*hellos, self._binding)
 
     def _negotiate(self, remote: Hello) -> Agreement:
         if self._refusal is not None:
@@ -298,8 +299,7 @@ class Handshake:
         if authentication.done:
             assert self._agreed is not None
             self._authentication = None
-            # NULL approves of an address, and a client of PLAIN does not know who checks its password.
-            self._authenticated |= self.mechanism.server or self.mechanism.encrypts
+            self._authenticated |= authentication.authenticates
             self._agree(replace(self._agreed, properties=authentication.properties))
 
     def _agree(self, agreement: Agreement) -> None:

@@ -40,8 +40,8 @@ MAX_NUMBER = 1 << 53
 
 #: reasons for which a peer is refused until another peer has gone
 PLACE_TAKEN = frozenset({"identity", "pair_busy"})
-#: reasons for which an authenticator refuses a peer, with its status
-DENIED = frozenset(f"denied_{status}" for status in DENIALS)
+#: reasons for which an authenticator refuses a peer -> its status
+DENIED = {f"denied_{status}": status for status in sorted(DENIALS)}
 #: words that a refusal may carry; others are shown as "refused"
 REASONS = frozenset(
     {

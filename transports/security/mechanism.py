@@ -17,11 +17,16 @@ KEY = 32
 OK = 200
 #: statuses with which an authenticator refuses: for now, for good, by an error of its own
 DENIALS = frozenset({300, 400, 500})
+#: the text of a refusal where there is no authenticator, and one is required
+NO_AUTHENTICATOR = (
+    "no authenticator is there to ask: start one in this context (ThreadAuthenticator), which binds "
+    "inproc://zeromq.zap.01"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the authenticator gets to know. address: of the peer, without its port."""
+    """What the authenticator is asked. address: of the peer, without its port."""
 
     mechanism: str
     address: str
@@ -87,8 +92,8 @@ class Mechanism:
 NO_MECHANISM = Mechanism()
 
 
-def no_mechanism(sock: Any) -> Mechanism:
-    """That of a socket without options of mechanisms."""
+def no_mechanism(sock: Any, address: Any) -> Mechanism:
+    """That of sockets without options of mechanisms."""
     return NO_MECHANISM
 
 

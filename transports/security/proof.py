@@ -17,11 +17,11 @@ SIZE = hashlib.sha256().digest_size
 ACCEPTING, CONNECTING = b"transfer accepting", b"transfer connecting"
 
 
-def transcript(connecting: bytes, accepting: bytes, certificate: bytes) -> bytes:
-    """Covers the two hellos as they were sent, and the accepting side's certificate (DER; b"" without
-    TLS)."""
+def transcript(connecting: bytes, accepting: bytes, binding: bytes) -> bytes:
+    """Covers the two hellos as they were sent, and the TLS connection. binding: the accepting side's
+    certificate (DER), the bytes that keyed TLS exports, or b"" without TLS."""
     digest = hashlib.sha256()
-    for part in (connecting, accepting, certificate):
+    for part in (connecting, accepting, binding):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()

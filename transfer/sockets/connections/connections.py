@@ -158,7 +158,7 @@ class Connections:
                 handshake_timeout=handshake_timeout(socket),
                 upgrades=self._dialer.upgrade,
                 credentials=self._context.credentials,
-                mechanism=self._context._transfer_mechanism(socket),
+                mechanism=self._context._transfer_mechanism(socket, address),
                 shares_endpoint=self._context.defaults.shares_endpoints,
             )
         except TransferError as error:
@@ -240,7 +240,7 @@ class Connections:
             options=dialer.connect_options(socket, dialer.preparation(address)),
             upgrades=dialer.upgrade,
             credentials=self._context.credentials,
-            mechanism=self._context._transfer_mechanism(socket),
+            mechanism=self._context._transfer_mechanism(socket, address),
         )
 
     def _connected(self, record: Endpoint, made: Connected) -> None:

@@ -23,13 +23,14 @@ logger = logging.getLogger("transfer")
 
 #: reasons of handshakes that fail again until one of the programs changes: those that the listening side logs
 #: (its peer may not show them), and those that the connecting side logs
-_OF_ACCEPTED = frozenset({"magic", "socket_type", "policy", "token", "tls", "mechanism", "denied_500"})
+_OF_ACCEPTED = frozenset(
+    {"magic", "socket_type", "policy", "token", "tls", "mechanism", "credentials", *DENIED}
+)
 _LASTING = (
     _OF_ACCEPTED
     | PLACE_TAKEN
     | {"flags", "length", "version", "hello", "no_hello", "self_connect"}
-    | {"no_log", "duplicate_log", "credentials"}
-    | DENIED
+    | {"no_log", "duplicate_log"}
 )
 #: reasons of handshakes that end for an unknown cause
 _UNEXPLAINED = frozenset({"broken", "closed", "truncated", "timeout"})

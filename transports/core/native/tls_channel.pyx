@@ -67,9 +67,13 @@ cdef int select_protocol(ptr ssl, const unsigned char** chosen, unsigned char* s
 cdef unsigned int give_key(ptr ssl, const char* hint, char* identity, unsigned int most,
                            unsigned char* key, unsigned int most_key) noexcept with gil:
     """The identity and the key of a client; the length of the key."""
-    cdef TlsChannel channel = <TlsChannel>openssl.SSL_get_ex_data(ssl, APP_DATA)
-    cdef Py_ssize_t name = len(channel.identity)
-    cdef Py_ssize_t size = len(channel.secret)
+    cdef ptr owner = openssl.SSL_get_ex_data(ssl, APP_DATA)
+    cdef TlsChannel channel
+    cdef Py_ssize_t name, size
+    if owner == NULL:
+        return 0
+    channel = <TlsChannel>owner
+    name, size = len(channel.identity), len(channel.secret)
     if name >= most or size > most_key:
         return 0
     memcpy(identity, PyBytes_AS_STRING(channel.identity), name + 1)
@@ -80,10 +84,13 @@ cdef unsigned int give_key(ptr ssl, const char* hint, char* identity, unsigned i
 cdef unsigned int find_key(ptr ssl, const char* identity, unsigned char* key,
                            unsigned int most) noexcept with gil:
     """The key of the client with this identity; its length. 0: there is none, and the handshake fails."""
-    cdef TlsChannel channel = <TlsChannel>openssl.SSL_get_ex_data(ssl, APP_DATA)
-    cdef bytes found
+    cdef ptr channel = openssl.SSL_get_ex_data(ssl, APP_DATA)
+    if channel == NULL:
+        return 0
     try:
-        found = bytes(channel.finds(<bytes>identity))
+        found = (<TlsChannel>channel).finds(<bytes>identity)
+        if not isinstance(found, bytes):
+            raise TypeError("a key is bytes")  # bytes(32) would be a key that everyone knows
     except Exception:  # an identity that names no key
         return 0
     if len(found) > most:
@@ -135,7 +142,9 @@ cdef class TlsContext:
                 or openssl.SSL_CTX_set_psk_server_callback == NULL):
             raise NotSupported("this OpenSSL has no TLS with a key that both sides have (no-psk)",
                                hint="TRANSFER_LIBSSL names another libssl")
-        openssl.SSL_CTX_set_ciphersuites(self.context, KEYED_CIPHERS)
+        if openssl.SSL_CTX_set_ciphersuites(self.context, KEYED_CIPHERS) != 1:
+            raise NotSupported(f"this OpenSSL has none of the ciphers of CURVE: {reasons()}",
+                               hint="TRANSFER_LIBSSL names another libssl")
         if self.server:
             openssl.SSL_CTX_set_psk_server_callback(self.context, <psk_server_f>find_key)
         else:
@@ -174,9 +183,9 @@ cdef class TlsChannel:
     def __cinit__(self, TlsContext context, int fd, str server_name="", *, tuple key=None, finds=None):
         if context.keyed:
             if (finds if context.server else key) is None:
-                raise InternalError("whose key is it to be?")
+                raise InternalError("keyed TLS needs key= at a client and finds= at a server")
         elif not context.server and not server_name:
-            raise InternalError("whose certificate is it to be?")
+            raise InternalError("TLS needs server_name= at a client")
         self.finds = finds
         self.identity, self.secret = (b"", b"") if key is None else key
         self.context = context
@@ -304,6 +313,7 @@ cdef class TlsChannel:
         if self.staged or openssl.SSL_pending(tls.ssl) or tls.came.end != tls.came.start:
             raise OSError(EPROTO, "the peer sent more than its part of the handshake")
         tls.exact = 0
+        openssl.SSL_set_ex_data(tls.ssl, APP_DATA, NULL)  # the stream may outlive this channel
         self.tls = NULL
         return tls
 
