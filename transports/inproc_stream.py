@@ -144,6 +144,13 @@ class InprocStream(InprocEnd, Subscribable, Stream):
     def drop_unsent(self) -> int:
         return self._leave_unsent(counted)
 
+    def withdraw(self) -> None:
+        """Takes back what the other end has not taken yet."""
+        with self._lock:
+            left = list(map(_message, self._other._clear()))
+            self.queued = self.queued_bytes = 0
+        _release(left, None)
+
     def _leave_unsent(self, keep: Callable[[Iterable[list[OutFrame]]], _Kept]) -> _Kept:
         if self.broken is None or self._closed:
             return keep(())  # the other end may still take them

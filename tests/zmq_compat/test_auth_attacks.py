@@ -24,8 +24,10 @@ from transfer.transports.errors import NotSupported, SecurityError
 from transfer.transports.handshake import exchange
 from transfer.transports.handshake.hello import encode
 from transfer.transports.handshake.identity import make_hello
+from transfer.transports.security.mechanism import Question
 from transfer.transports.security.settings import Security
 from transfer.transports.testing.ends import until
+from transfer.zmq import zap
 
 PLAIN = {"plain_username": b"admin", "plain_password": b"a-secret-password"}
 PUBLIC, SECRET = zmq.curve_keypair()
@@ -636,3 +638,28 @@ def test_no_log_or_text_has_a_secret(ctx, caplog):
                 and repr(secret)[2:-1] not in text
                 and secret.hex() not in text
             )
+
+
+def test_an_authenticator_that_never_answers_is_not_asked_for_ever(ctx, monkeypatch):
+    """Nothing of an ended question is left for it, and others are refused at once."""
+    monkeypatch.setattr(zap, "_MOST_UNANSWERED", 3)
+    monkeypatch.setattr(zap, "_PAUSE", 60)
+    with ctx.socket(zmq.ROUTER) as authenticator:
+        authenticator.rcvtimeo = 5000
+        authenticator.bind("inproc://zeromq.zap.01")
+        question = Question("PLAIN", "127.0.0.1", (b"name", b"password"))
+        verdicts = []
+
+        def asked():
+            return zap.ask(ctx.reactor, b"", b"", question, verdicts.append)
+
+        asked()
+        authenticator.recv_multipart()
+        for end in [asked() for _ in range(2)]:
+            until(lambda: authenticator.poll(0), "the question")
+            end()
+        assert verdicts == []
+        assert authenticator.poll(100) == 0
+        asked()
+        assert [verdict.status for verdict in verdicts] == [500]
+        assert "does not answer" in verdicts[0].text

@@ -7,6 +7,7 @@ reactor's thread; any thread may end it.
 from __future__ import annotations
 
 import struct
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,14 +29,34 @@ _PARTS = 7
 #: bytes of a reply's metadata, and of all of its parts
 _MOST = 64 * 1024
 _LENGTH = struct.Struct(">I")
-#: of the contexts that have had an authenticator: an end of it does not let everyone in
-_known: weakref.WeakSet[Reactor] = weakref.WeakSet()
+#: questions without an answer after which an authenticator is asked once in `_PAUSE` seconds only: each one
+#: stays at its socket until that is read
+_MOST_UNANSWERED, _PAUSE = 1000, 0.1
+
+
+class _Authenticator:
+    """What is known of one: it was bound, so that its end does not let everyone in; and whether it answers."""
+
+    def __init__(self) -> None:
+        self.unanswered = 0
+        self.asked = 0.0
+
+    def may_be_asked(self) -> bool:
+        now = time.monotonic()
+        if self.unanswered >= _MOST_UNANSWERED and now - self.asked < _PAUSE:
+            return False
+        self.unanswered += 1
+        self.asked = now
+        return True
+
+
+_known: weakref.WeakKeyDictionary[Reactor, _Authenticator] = weakref.WeakKeyDictionary()
 
 
 def bound(reactor: Reactor, endpoint: str) -> str:
     """Returns the endpoint that a socket of this context has bound, which may be an authenticator."""
     if endpoint == str(_ADDRESS):
-        _known.add(reactor)
+        _known.setdefault(reactor, _Authenticator())
     return endpoint
 
 
@@ -49,6 +70,9 @@ def ask(
     """
     if not names_of(reactor).find(_ADDRESS.path):
         decided(_failed("it has ended; start it again") if reactor in _known else None)
+        return lambda: None
+    if not _known.setdefault(reactor, _Authenticator()).may_be_asked():
+        decided(_failed("it does not answer"))
         return lambda: None
     parts = (
         b"", _VERSION, _REQUEST, domain, question.address.encode(), identity, question.mechanism.encode(),
@@ -77,6 +101,7 @@ class _Request:
         self._connector.close()
         if self._stream is not None:
             self._stream.on_readable = None
+            self._stream.withdraw()
             self._stream.close()
 
     def _connected(self, connected: Connected) -> None:
@@ -88,7 +113,11 @@ class _Request:
         if self._ended:  # by another thread, which did not find the stream
             self.end()
             return
-        self._stream.send([(0, 0, None, None, part) for part in self._parts])
+        try:
+            self._stream.send([(0, 0, None, None, part) for part in self._parts])
+        except TransferError:
+            self._answer(_failed("it left without an answer"))
+            return
         self._wake()
 
     def _wake(self) -> None:
@@ -110,6 +139,7 @@ class _Request:
             self._stream.handed = None
             self._stream.consume(frames)
             if not frames[0].flags & Flag.CONTROL:
+                _known[self._reactor].unanswered = 0
                 self._answer(_verdict([frame.data for frame in frames]))
 
     def _answer(self, verdict: Verdict) -> None:
