@@ -41,7 +41,7 @@ from transfer.transports.core import python_tls as tls
 from transfer.transports.core.first_record import LARGEST_HELLO
 from transfer.transports.core.pure import receiving
 from transfer.transports.discovery import membership
-from transfer.transports.handshake import hello, upgrade
+from transfer.transports.handshake import authentication, hello, upgrade
 from transfer.transports.shm import mappings, unix_listener
 
 
@@ -128,6 +128,10 @@ LIMITS = {
         "transports/test_hello.py::test_a_hello_has_a_limit",
         "shm/test_upgrade.py::test_a_body_that_is_no_step_is_refused",
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
+    ),
+    ("native sockets, spool, registry: tcp, ipc", "bytes of credentials of PLAIN or CURVE"): (
+        size(authentication.MAX_FRAME),
+        "security/test_mechanisms.py::test_anything_else_than_credentials_is_refused",
     ),
     ("native sockets, spool, registry: tcp, ipc", "subscriptions of a SUB; their bytes"): (
         f"{number(pub_sub.MAX_SUBSCRIPTIONS)}; {size(pub_sub.MAX_SUBSCRIBED)}",

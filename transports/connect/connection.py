@@ -191,7 +191,7 @@ class Owner:
             keys=keys,
             address=peer_host(connection) if self.mechanism.approves else "",
         )
-        begins = connecting if keys is None else keys.begins
+        begins = connecting if keys is None else self.mechanism.is_client
         return Exchange(reactor, connection, handshake, peer, on_end, secure, begins=begins)
 
     def _mechanism_at(self, address: Address) -> Mechanism:
@@ -257,7 +257,7 @@ class AcceptorOwner(Owner):
     @property
     def speaks_first(self) -> bool:
         """This side begins TLS, although the peer connects: a client of CURVE."""
-        return self.mechanism.encrypts and not self.mechanism.server
+        return self.mechanism.encrypts and self.mechanism.is_client
 
     @property
     def most_unfinished(self) -> int:

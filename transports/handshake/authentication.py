@@ -27,8 +27,8 @@ from transfer.transports.security.mechanism import (
     Verdict,
 )
 
-#: bytes of a refusal, which may come instead
-_MAX = 4096
+#: bytes of credentials, or of a refusal, which may come instead
+MAX_FRAME = 4096
 
 
 class Authentication:
@@ -56,7 +56,7 @@ class Authentication:
         self._expects_credentials = mechanism.server
 
     def begin(self) -> None:
-        if self._mechanism.has_credentials:
+        if self._mechanism.is_client:
             self._say(Control.CREDENTIALS, self._credentials())
         elif self._decides and not self._mechanism.server:
             self.question = Question(NULL, self._address)
@@ -171,6 +171,6 @@ def _length(header: bytes) -> int:
     magic, version, _, flags, _, topic_length, length, _ = HEADER.unpack(header)
     if magic != MAGIC or version != VERSION or flags != Flag.CONTROL or topic_length:
         raise HandshakeError("credentials", "a message where the other side's approval was due")
-    if not 1 <= length <= _MAX:
+    if not 1 <= length <= MAX_FRAME:
         raise HandshakeError("credentials", f"a control frame of {length} bytes")
     return int(length)

@@ -50,11 +50,6 @@ class CurveKeys:
         """The public key of this side."""
         return self._agree(self._mechanism.secret, BASE_POINT)
 
-    @property
-    def begins(self) -> bool:
-        """Whether this side is the client of TLS, whichever side connected."""
-        return not self._mechanism.server
-
     def channel(self, fd: int) -> Any:
         """TLS on a connection."""
         core, server = self._mechanism.core, self._mechanism.server

@@ -83,8 +83,8 @@ class Mechanism:
         return self.server or (self.name == NULL and self.asks is not None)
 
     @property
-    def has_credentials(self) -> bool:
-        """Whether this side has to send credentials."""
+    def is_client(self) -> bool:
+        """Whether this side sends credentials, and begins the TLS of CURVE, whichever side connected."""
         return self.name != NULL and not self.server
 
 
