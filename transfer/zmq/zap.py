@@ -35,7 +35,7 @@ _MOST_UNANSWERED, _PAUSE = 1000, 0.1
 
 
 class _Authenticator:
-    """What is known of one: it was bound, so that its end does not let everyone in; and whether it answers."""
+    """What is known of one: it was bound once, so its end refuses; and whether it answers."""
 
     def __init__(self) -> None:
         self.unanswered = 0
