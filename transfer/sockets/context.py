@@ -466,9 +466,8 @@ def _at_exit() -> None:
         for socket in context.sockets:
             unclosed.append((f"unclosed {socket!r}", socket))
             left = max(0.0, deadline - time.monotonic()) * 1000
-            own = socket.linger
             try:
-                socket.close(left if own < 0 else min(left, own))
+                socket.close(left if socket.linger < 0 else min(left, socket.linger))
             except Exception:  # an error of one must not affect the others
                 logger.exception("%r cannot be closed at the end of the interpreter", socket)
         try:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import select
+import sys
 import threading
 import time
 import weakref
@@ -35,8 +36,8 @@ _PEER_EVENTS = (EventKind.CONNECTED, EventKind.DISCONNECTED)
 
 
 def has_unsent(sock: Any) -> bool:
-    """Whether messages of this socket may not have reached a peer yet."""
-    return bool(sock.messages_sent) or _waiting(sock._links)
+    """Whether messages of this socket may not have reached a peer yet, and a thread can still send them."""
+    return not sys.is_finalizing() and (bool(sock.messages_sent) or _waiting(sock._links))
 
 
 def _waiting(links: Any) -> bool:

@@ -10,7 +10,6 @@ alone passes through the hooks here (`_send_object`, `_send_multipart`, `_recv_m
 from __future__ import annotations
 
 import errno
-import sys
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -156,7 +155,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
     @property
     def rcvmore(self) -> int:
         """1 if the message of this thread's last `recv` has parts left, else 0."""
-        return 1 if self._has_rest() else 0
+        return int(self._has_rest())
 
     @property
     def last_endpoint(self) -> bytes:
@@ -373,8 +372,8 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
 
     def _as_result(self, part: Any, copy: bool) -> Any:
         made = Base._as_result(self, part, copy)
-        plain = copy or not self._keeps_properties
-        return made if plain else with_properties(self, made)._mark(self._has_rest())
+        named = self._keeps_properties and not copy
+        return with_properties(self, made)._mark(self._has_rest()) if named else made
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into writable memory; returns its full length, even if it was cut off."""
@@ -577,7 +576,7 @@ class Socket(Base, Generic[Kind], metaclass=SocketMetaclass):
         if self._async_watch is not None:
             self._async_watch.close()
         wanted = self.linger if linger is None else linger
-        if wanted and has_unsent(self) and not sys.is_finalizing():  # no thread can start then
+        if wanted and has_unsent(self):
             self._values["linger"] = int(wanted)
             hand_over(self, Base)
         else:
