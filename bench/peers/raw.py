@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from bench.peers.base import Channel, Peer, Role, host_of
-from bench.work import PATIENCE, Skipped, Work
+from bench.work import PATIENCE, Work
 
 BOUND = (Role.PULL, Role.REP, Role.PAIR_BOUND)
-CONNECTED = (Role.PUSH, Role.REQ, Role.PAIR)
 
 
 class Raw(Peer):
@@ -22,11 +21,9 @@ class Raw(Peer):
             return self._bound(work)
         if role is Role.PUB:
             return self._publisher(work)
-        if role in (*CONNECTED, Role.SUB):
-            host, port = address.rsplit(":", 1)
-            connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
-            return self._channel(connection, work, address)
-        raise Skipped("raw sockets have no such role")
+        host, port = address.rsplit(":", 1)
+        connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        return self._channel(connection, work, address)
 
     def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
         """Receives the bytes of the array into one buffer again and again."""
