@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -97,13 +99,25 @@ if __name__ == "__main__":
 """
 
 
-def test_message_queue_of_vllm(tmp_path):
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+def test_message_queue_of_vllm(tmp_path, secured):
+    """TLS by the environment alone: the program has no line for it."""
     pytest.importorskip("torch")
     programs = fetched("vllm", VLLM)
     path = tmp_path / "program.py"
     path.write_text(MESSAGES)
-    code, output = ended(started(programs, tmp_path, str(path)))
+    variables = tls_variables(tmp_path) if secured else {}
+    code, output = ended(started(programs, tmp_path, str(path), **variables))
     assert code == 0 and "all is well\n" in output, output
+
+
+def tls_variables(folder):
+    """Those of new certificates on both sides; without shared memory, which needs no TLS on one host."""
+    command = [sys.executable, "-m", "transfer", "certificates", "pki", "--host", "127.0.0.1"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    variables = dict(re.findall(r"(TRANSFER_TLS_\w+)=(\S+)", done.stdout))
+    assert len(variables) == 3, done.stdout
+    return variables | {"TRANSFER_LOCAL": "off"}
 
 
 def test_transfer_queue(tmp_path):
