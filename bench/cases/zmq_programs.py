@@ -15,7 +15,7 @@ from bench.cases.timing import expect, throughput
 from bench.scene import Clock, Link, Outcome, play
 from bench.work import KIB, MESSAGES_PER_SECOND, Case, Failed, Metric, Sample, Work
 
-LIBRARIES = {"transfer": "transfer.zmq", "pyzmq": "zmq"}
+LIBRARIES = {"transfer": "transfer.zmq", "transfer-native": "transfer", "pyzmq": "zmq"}
 PATIENCE_MS = 60_000
 WINDOW = 100
 SENDERS = 32
@@ -203,6 +203,9 @@ LOOPS: dict[str, tuple[str, str, str, Any, Any, int, int]] = {
 
 #: called at `transfer` itself
 NATIVE = ("hoisted", "batches")
+#: calls that `transfer` itself does not have
+FOREIGN = ("awaiting", "parts")
+OTHERS = ("transfer-native", "pyzmq")
 
 
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
@@ -210,7 +213,7 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
     loop = LOOPS[work.params["loop"]]
     sock, address = bound(zmq, loop[2])
     if loop[2] == "SUB":
-        sock.setsockopt(zmq.SUBSCRIBE, b"")
+        sock.subscribe(b"")
         sock.rcvhwm = 0
     links[0].send(address)
     loop[4](zmq, sock, work.warmup)
@@ -244,7 +247,7 @@ def sender(peer: str, work: Work, link: Link) -> Outcome:
 
 
 def _await_subscription(peer: str, sock: Any) -> None:
-    if peer == "transfer":
+    if peer != "pyzmq":
         sock.wait_for_peers(1, timeout=PATIENCE_MS / 1000)
     elif sock.recv() != b"\x01":
         raise Failed("no subscription")
@@ -357,7 +360,8 @@ def _case(name: str, about: str, size: int, count: int, measured: Any) -> Case:
         number -= number % SENDERS
         params = {"loop": name if name != "many" else "send", "native": name in NATIVE}
         warm = SENDERS * max(1, number // 20 // SENDERS)
-        return [Work(f"zmq_{name}", f"{size}B", size, number, warm, ("transfer", "pyzmq"), 1, params)]
+        peers = ("transfer", "pyzmq") if name in (*NATIVE, *FOREIGN) else ("transfer", *OTHERS)
+        return [Work(f"zmq_{name}", f"{size}B", size, number, warm, peers, 1, params)]
 
     where = "transfer" if name in NATIVE else "transfer.zmq"
     return Case(f"zmq_{name}", f"{where}: {about}", works, measured, metric, any_transport=False)

@@ -9,6 +9,7 @@ from bench.peers.base import Channel, Peer, Role
 #: name -> (module, class, arguments)
 PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "transfer": ("ours", "Transfer", {}),
+    "transfer-native": ("ours", "Transfer", {}),
     "transfer-spin": ("ours", "Transfer", {"spin_us": 200}),
     "transfer-pure": ("ours", "Transfer", {"pure": True}),
     "pyzmq": ("pyzmq", "Pyzmq", {}),
