@@ -6,6 +6,7 @@ Two more are programs of `transfer` itself, compared with the fastest that pyzmq
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -24,6 +25,7 @@ BATCH = 64
 
 
 def library(peer: str, work: Work) -> Any:
+    os.environ["TRANSFER_LOCAL"] = "off"  # pyzmq uses TCP here, too; this process ends afterwards
     name = LIBRARIES[peer]
     return import_module("transfer" if work.params.get("native") and peer == "transfer" else name)
 

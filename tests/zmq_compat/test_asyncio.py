@@ -377,7 +377,7 @@ loop = asyncio.new_event_loop()
 async def client():
     dealer = context.socket(zmq.DEALER)
     dealer.connect("tcp://127.0.0.1:{port}")
-    await dealer.send(b"nobody is there")
+    await dealer.send(b"without a peer")
     task = loop.create_task(asyncio.wait_for(dealer.recv(), 20))
     await asyncio.sleep(0.1)
     return dealer, task
